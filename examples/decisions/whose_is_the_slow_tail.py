@@ -16,28 +16,24 @@ from foretoken.text.packaged import packaged_texts
 
 
 def main() -> None:
-    """An A/B of the mix with `--diagnose`, and which class is to blame."""
+    """An A/B of the mix, one of each class alone, and which class is to blame."""
     out = new_folder("whose_is_the_slow_tail")
     out.mkdir(parents=True)
     mix = write_mix(out / "mix.jsonl")
-    found = measure("--diagnose", "--workload", mix, "--load", "closed:4", *sizes(4, 60),
-                "--out", out / "ab", "--baseline", OFF, "--candidate", ON)  # fmt: skip
+    asked = ("--workload", mix, "--load", "closed:4", *sizes(4, 60), "--baseline", OFF,
+             "--candidate", ON)  # fmt: skip
+    found = measure(*asked, "--out", out / "ab")
+    alone = measure(*asked, "--grid", "class=edits,creative", "--out", out / "alone")["cells"]
     gains = {one["metric"]: one["ratio"] for one in found["gains"]}
     enough = {one["metric"]: one["enough"] for one in found["gains"]}
     tail = "tpot_p99" if enough["tpot_p99"] else "tpot_p95"
     few = "" if enough[tail] else ", of too few requests to prove anything"
-    alone = [f"{one['value']} {ratio(median(one, 'e2e_p50'))}" for one in found["diagnosis"]]
+    told = [f"{one['values']['class']} {ratio(one['gains']['e2e_mean'])}" for one in alone]
     print(
         f"\nIn the mix the median gains {ratio(gains['tpot_p50'])} and the {tail[-3:].upper()} "
-        f"{ratio(gains[tail])}{few}; run alone, whole answers gain {listed(alone)}: "
+        f"{ratio(gains[tail])}{few}; run alone, whole answers gain {listed(told)}: "
         f"{blame(out / 'ab')}."
     )
-
-
-def median(own: dict[str, Any], metric: str) -> dict[str, Any]:
-    """The gain of one class in the median of a metric."""
-    found: dict[str, Any] = next(one["ratio"] for one in own["gains"] if one["metric"] == metric)
-    return found
 
 
 def write_mix(path: Path) -> Path:

@@ -50,9 +50,7 @@ def decided(out: Path, *options: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def assert_commands_read(out: Path) -> None:
-    """What a measured A/B's steps cost, and other lengths."""
-    found = decided(out, "--fit")[0]["fit"]
-    assert 0.5 < found["acceptance_rate"] < 0.95 and found["k"] <= 5
+    """What other lengths would have done in a measured A/B."""
     one, three = decided(out, "--k", "1,3")[0]["other_lengths"]
     assert 1 < one["tokens_per_step"] <= 2 < three["tokens_per_step"] <= 4
     assert three["speedup"] > 1.2

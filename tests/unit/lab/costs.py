@@ -8,7 +8,7 @@ from foretoken.lab.analysis.cost_model import MeasuredCosts, learn
 from foretoken.lab.records.results import RequestAcceptance, RequestRecord
 from foretoken.lab.records.run_files import GRID, LineWriter, write_json
 from tests.unit.lab.summaries import ab
-from tests.unit.lab.test_fit import a_block
+from tests.unit.lab.test_steps import a_block
 
 CHANCE = 0.75
 LENGTHS, LOADS = (1, 3, 5), (1, 4, 8, 24)

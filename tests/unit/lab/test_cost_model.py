@@ -32,9 +32,9 @@ def test_the_law_is_learnt() -> None:
     assert [one.k for one in found.lengths] == list(LENGTHS)
     assert found.context_tokens == 320
     assert found.step_s(12, 4) == pytest.approx(law_s(12, 4)), "what was not measured, too"
-    assert found.gain(8, found.lengths[1]) == pytest.approx(
-        found.lengths[1].tokens_per_step * law_s(8, 0) / law_s(8, 3)
-    )
+    three = found.lengths[1]
+    assert found.gain(8, three) == pytest.approx(three.tokens_per_step * law_s(8, 0) / law_s(8, 3))
+    assert found.break_even(8, three) == pytest.approx((law_s(8, 3) / law_s(8, 0) - 1) / 3)
 
 
 def test_lengths_fall_as_the_load_rises() -> None:
@@ -56,6 +56,7 @@ def test_where_nothing_pays_nothing_is_drafted() -> None:
     early = a_model(scale=2.0)
     assert [k for *_, k in early.schedule] == sorted((k for *_, k in early.schedule), reverse=True)
     assert early.schedule[-1][2] == 0 < early.schedule[0][2]
+    assert early.notes[1] == f"from {early.schedule[-1][0]} requests at once on no length pays"
 
 
 def test_noise_of_starts_is_told() -> None:

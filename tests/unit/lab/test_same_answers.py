@@ -9,14 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from foretoken.lab.analysis.fit import fit_arms
 from foretoken.lab.decide.decision import decide
 from foretoken.lab.decide.overall import JudgedRun, judge_runs
 from foretoken.lab.decide.ship_policy import load_policy
-from foretoken.lab.plain import to_plain
 from foretoken.lab.records.results import AbSummary
 from foretoken.lab.stats.intervals import unknown
-from tests.unit.lab.drafting import DraftingLaw, ab_of, arms_of, draw
+from tests.unit.lab.drafting import DraftingLaw, ab_of, draw
 from tests.unit.lab.summaries import (
     ab,
     around,
@@ -26,7 +24,6 @@ from tests.unit.lab.summaries import (
     with_candidate,
     with_gain,
 )
-from tests.unit.lab.test_fit import arms
 from tests.unit.lab.test_several_runs import measured
 
 FILE = Path(__file__).with_name("same_answers.json")
@@ -74,7 +71,6 @@ def one_run() -> dict[str, tuple[AbSummary, tuple[str, ...]]]:
         "refused": (with_candidate(ab(1.6), parameters_seen={"min_p": 3}), ()),
         "preempted": (with_candidate(ab(1.6), counters={"vllm:num_preemptions": 50.0}), ()),
         "a class loses": (replace(ab(1.4), classes=CLASSES), ()),
-        "a class loses alone": (replace(ab(1.4), classes=CLASSES, diagnosis=CLASSES), ()),
         "a low tenth": (with_candidate(ab(1.6), acceptance=(bucket(p10=around(0.05)),)), ()),
         "load of production": (ab(1.6), ("production_load.requests_per_s=8",)),
         "every step drafts": (law(share=1.0), ()),
@@ -147,11 +143,6 @@ def answers() -> dict[str, Any]:
             "answer": best.answer, "best": best.best.decision.run, "says": list(best.says),
             "conclusion": best.conclusion.sentence,
         }  # fmt: skip
-    for name, pair in {
-        "two lines": arms(0.03),
-        "look-ups": arms_of(draw(DraftingLaw(share=0.35), requests=10, tokens=80)),
-    }.items():
-        found[f"fit: {name}"] = to_plain(fit_arms(*pair))
     plain: dict[str, Any] = rounded(json.loads(json.dumps(found)))
     return plain
 

@@ -31,7 +31,8 @@ _ROWS = {
         metavar="LOAD",
     ),
     "grid": OptionHelp(
-        "Compare in every cell: temperature=0,0.8, concurrency=1,8, k=1,3,5; several times.",
+        "Compare in every cell: temperature=0,0.8, concurrency=1,8, class=A,B, k=1,3,5; several "
+        "times.",
         list[str],
         "NAME=VALUES",
     ),
@@ -47,7 +48,6 @@ _ROWS = {
     "max_tokens": OptionHelp("Length of every output.", int, least=1),
     "temperatures": OptionHelp("Such as 0,0.4,0.8; dealt out in turn.", metavar=_LIST),
     "slo": OptionHelp("Service levels, such as ttft=0.2,tpot=0.05.", metavar=_LIST),
-    "diagnose": OptionHelp("Run every class alone too, to explain a P99 loss.", bool),
     "restart_command": OptionHelp(
         "Restarts a server given as a URL before each of its blocks; {arm} is off or on.",
         metavar="SHELL",
@@ -66,7 +66,7 @@ _SETTINGS = {
     "requests": "sizes.requests_per_block",
     "max_tokens": "workload.max_tokens",
     "temperatures": "workload.temperatures",
-    **{name: name for name in ("baseline", "candidate", "load", "slo", "diagnose")},
+    **{name: name for name in ("baseline", "candidate", "load", "slo")},
 }
 """Options that are settings of the measurement."""
 

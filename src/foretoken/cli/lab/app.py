@@ -36,6 +36,8 @@ GONE_OPTIONS: dict[tuple[str, str], tuple[Callable[[str], Any] | None, str]] = {
     ("ab", "--most-minutes"): (float, "--minutes, the most that all may take"),
     ("ab", "--price"): (
         str, "nothing: a token's cost is the server's price over its tokens/s, which `ab` prints"),
+    ("ab", "--diagnose"): (None, "--grid class=A,B, which runs each class by itself"),
+    ("decide", "--reference"): (str, "the other run beside the first: the table has both rates"),
     ("decide", "--csv"): (
         str, "--json, which has every rule; summary.json of a run has gains block by block, and "
         "requests.jsonl its requests"),

@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from foretoken.lab.analysis.cost_model import MeasuredCosts
-    from foretoken.lab.analysis.fit import Fit
     from foretoken.lab.analysis.whole_time import OtherLength
     from foretoken.lab.decide.overall import JudgedRun, Overall
-    from foretoken.lab.records.results import ArmSummary
 
 EPILOG = f"{EXITS}; 2: no A/B there, a wrong policy, or --html without matplotlib."
 RunsArgument = Annotated[
@@ -42,10 +40,6 @@ def decide(
     runs: RunsArgument = None,
     policy: PolicyOption = None,
     changes: ChangesOption = None,
-    reference: Annotated[
-        Path | None,
-        typer.Option(help="A run with the unquantized model, to compare acceptance with."),
-    ] = None,
     fitted: Annotated[
         bool, typer.Option("--fit", help="What verifying and drafting cost, and the crossover.")
     ] = False,
@@ -63,11 +57,12 @@ def decide(
 
     Several runs: what differs between them is found out. Configurations (k, method, engine version)
     compete; each counts by the traffic (temperature, class, context, load) that it does worst with.
-    --fit takes the steps of all runs together, those of one pair of servers at several loads; of
-    several lengths it fits one cost model, from which `lab export ENGINE --costs RUN` writes. --k
-    replays the accept stream of the run that decides; it needs a candidate that was started with
+    --fit takes the steps of all runs together, those of one pair of servers at two loads or more,
+    and fits one cost model, from which `lab export ENGINE --costs RUN` writes. --k replays the
+    accept stream of the run that decides; it needs a candidate that was started with
     --per-request-spec-decode-metrics detailed.
     """
+    from foretoken.lab.analysis.cost_model import by_length, learn
     from foretoken.lab.analysis.whole_time import other_lengths
     from foretoken.lab.decide.overall import judge_runs, read_runs
     from foretoken.lab.decide.ship_policy import default_text, load_policy
@@ -80,39 +75,20 @@ def decide(
         raise ConfigError("RUNS", None, allowed)
     tried = parse_whole(lengths, "--k") if lengths is not None else []
     rules = load_policy(policy, tuple(changes or ()))
-    found = read_runs(runs, rules, _reference(reference) if reference else None)
+    found = read_runs(runs, rules)
     best = judge_runs(found, rules)
     own = best.best
     others = other_lengths(own.summary, own.answers[1], tried) if tried else ()
-    fit, costs = _fit(found) if fitted else (None, None)
+    costs = learn(by_length([(run.summary, *run.answers) for run in found])) if fitted else None
     if html is not None:
         from foretoken.lab.report.page import write_page
 
         write_page(html, found, best, rules.name)
     if as_json:
-        print(json.dumps(_document(rules.name, found, best, others, fit, costs)))
+        print(json.dumps(_document(rules.name, found, best, others, costs)))
     else:
-        _print(found, best, others, fit, costs)
+        _print(found, best, others, costs)
     raise typer.Exit(best.conclusion.exit_code)
-
-
-def _reference(run: Path) -> "ArmSummary":
-    from foretoken.lab.records.run_files import read_summary
-
-    summary = read_summary(run, "--reference")
-    return summary.arm(summary.candidate)
-
-
-def _fit(runs: "Sequence[JudgedRun]") -> "tuple[Fit | None, MeasuredCosts | None]":
-    """The fit of one length, or the costs of several, whose mean would say nothing."""
-    from foretoken.lab.analysis.cost_model import by_length, learn, length_of
-    from foretoken.lab.analysis.fit import fit_arms, of_runs
-
-    measured = [(run.summary, *run.answers) for run in runs]
-    _, off, on = zip(*measured, strict=True)
-    if len({length_of(summary, other) for summary, _, other in measured}) > 1:
-        return None, learn(by_length(measured))
-    return fit_arms(of_runs(off), of_runs(on)), None
 
 
 def _document(
@@ -120,7 +96,6 @@ def _document(
     runs: "Sequence[JudgedRun]",
     best: "Overall",
     others: tuple["OtherLength", ...],
-    fit: "Fit | None",
     costs: "MeasuredCosts | None",
 ) -> dict[str, object]:
     from foretoken.lab.plain import to_plain
@@ -138,7 +113,6 @@ def _document(
         "crossings": to_plain(best.crossings),
         "decisions": to_plain([run.decision for run in runs]),
         "other_lengths": to_plain(list(others)),
-        "fit": to_plain(fit),
         "costs": to_plain(costs),
     }
 
@@ -147,7 +121,6 @@ def _print(
     runs: "Sequence[JudgedRun]",
     best: "Overall",
     others: tuple["OtherLength", ...],
-    fit: "Fit | None",
     costs: "MeasuredCosts | None",
 ) -> None:
     """The reasons first: the last line is the verdict."""
@@ -177,8 +150,6 @@ def _print(
                 f"{row.acceptance_rate:.2f}", "-" if row.speedup is None else f"{row.speedup:.2f}",
             )  # fmt: skip
         console.print(table)
-    if fit is not None:
-        _print_fit(console, fit)
     if costs is not None:
         _print_costs(console, costs)
     for said in best.says if len(best.says) > 1 else ():
@@ -187,37 +158,15 @@ def _print(
     console.print(found.sentence, style=found.style, soft_wrap=True, markup=False)
 
 
-def _print_fit(show: "Console", found: "Fit") -> None:
-    from rich.table import Table
-
-    from foretoken.cli.lab.run_tables import show_number
-    from foretoken.lab.decide.rules import show_part
-
-    table = Table("batch", "rows", "cost of a step that drafts", "break-even rate",
-                  "speed-up at rate")  # fmt: skip
-    for point in found.points:
-        numbers = (point.cost, point.break_even, point.speedup)
-        table.add_row(str(point.batch), str(point.rows), *map(show_number, numbers))
-    show.print(table)
-    drafts = f"{show_part(found.draft_share)} of steps draft"
-    show.print(f"k {found.k:.2f}, acceptance rate {found.acceptance_rate:.2f}, {drafts}")
-    show.print(
-        f"V {show_number(found.verify_cost)}, c {show_number(found.draft_cost)} (if rows of a "
-        "verification cost what rows of a batch cost)"
-    )
-    batch, qps = show_number(found.crossover_batch, 1), show_number(found.crossover_qps)
-    show.print(f"crossover: batch {batch}, {qps} requests/s")
-    for note in found.notes:
-        show.print(note, style="yellow")
-
-
 def _print_costs(show: "Console", found: "MeasuredCosts") -> None:
     from rich.table import Table
 
     lengths = [f"k={one.k}" for one in found.lengths]
-    table = Table("requests at once", "plain step", *lengths, "draft", title="Speed-up by length")
+    title = "Speed-up by length, and the acceptance rate that breaks even"
+    table = Table("requests at once", "plain step", *lengths, "draft", title=title)
     for batch in found.batches:
-        gains = [f"{found.gain(batch, one):.2f}x" for one in found.lengths]
+        gains = [f"{found.gain(batch, one):.2f}x ({found.break_even(batch, one):.0%})"
+                 for one in found.lengths]  # fmt: skip
         plain = f"{1000 * found.step_s(batch):.2f} ms"
         table.add_row(str(batch), plain, *gains, str(found.best(batch)))
     show.print(table)

@@ -98,18 +98,16 @@ def print_ab(out: Console, summary: AbSummary) -> None:
 
 
 def print_classes(out: Console, summary: AbSummary) -> None:
-    kinds = ((summary.classes, "by class, in this mix"), (summary.diagnosis, "by class, run alone"))
-    for classes, title in kinds:
-        if not classes:
-            continue
-        table = Table(title, "requests an arm", "TPOT P50", "TPOT P95", "TPOT P99", "TTFT P50")
-        for own in classes:
-            gains = (own.gain(name) for name in ("tpot_p50", "tpot_p95", "tpot_p99", "ttft_p50"))
-            table.add_row(own.name, str(own.num_pairs), *(show_gain(gain) for gain in gains))
-        out.print(table)
-    if summary.classes or summary.diagnosis:
-        said = "0.84? (72 of 1,000): too few requests to tell; 1,000 of them would be enough"
-        out.print(said, style="dim")
+    if not summary.classes:
+        return
+    table = Table("by class, in this mix", "requests an arm", "TPOT P50", "TPOT P95", "TPOT P99",
+                  "TTFT P50")  # fmt: skip
+    for own in summary.classes:
+        gains = (own.gain(name) for name in ("tpot_p50", "tpot_p95", "tpot_p99", "ttft_p50"))
+        table.add_row(own.name, str(own.num_pairs), *(show_gain(gain) for gain in gains))
+    out.print(table)
+    said = "0.84? (72 of 1,000): too few requests to tell; 1,000 of them would be enough"
+    out.print(said, style="dim")
 
 
 def show_gain(gain: ArmGain | None) -> str:

@@ -7,35 +7,45 @@ of every length tell the five costs, none below 0, by least squares of relative 
 some steps draft, their share counts. Both arms of a block are of one time, so a machine that was
 slower then is told by plain decoding. What a length yields is its own steps' tokens, as counted:
 nothing is said of lengths that were not measured.
+
+Step times are those between arrivals. Servers send a step's tokens in one chunk or in several at
+once; chunks that arrive together are one step, and gaps between a request's steps are its times. A
+step beside which a prompt was read is longer for that, and is told apart.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretoken.errors import ConfigError
-from foretoken.lab.analysis.fit import (
-    BLOCKS_OF_A_RUN,
-    FEWEST_PURE,
-    FEWEST_STEPS,
-    RAREST_BATCH,
-    StepTimes,
-    step_times,
-)
 from foretoken.lab.analysis.whole_time import NOTHING_DRAFTED, StepCounts, counts_of_records
 from foretoken.lab.launch.engines import MOST_RUNNING, DraftingSetup, Ranges, given
 from foretoken.lab.launch.read import read_source
 from foretoken.lab.records.results import AbSummary, RequestRecord
 from foretoken.lab.stats.intervals import Floats
+from foretoken.lab.stats.ratios import Ints
 from foretoken.lab.verdict import FASTER
 
 ALIKE = 0.01
 """Of two lengths whose gains differ by no more, the shorter is taken."""
 MISFIT = 0.1
 """Relative error at a measured batch from which the costs are marked."""
+TOGETHER_S = 0.0004
+"""Chunks nearer than this, or than a share of the usual gap, are one step."""
+_SHARE = 0.15
+FEWEST_PURE = 200
+"""Steps without prompts beside them, per arm, before the others can be left out."""
+FEWEST_STEPS = 20
+RAREST_BATCH = 0.02
+"""Steps per arm at a batch size before it counts."""
+BLOCKS_OF_A_RUN = 100_000
+"""Blocks of several runs are numbered on in steps of this."""
+Bools = NDArray[np.bool_]
 Measured = tuple[AbSummary, Sequence[RequestRecord], Sequence[RequestRecord]]
 """An A/B, and the whole answers of its baseline and of its candidate."""
 
@@ -81,6 +91,11 @@ class MeasuredCosts:
         """Speed-up over plain decoding."""
         step_s = self.step_s(batch, seen.drafted, seen.share)
         return seen.tokens_per_step * self.step_s(batch) / step_s
+
+    def break_even(self, batch: float, seen: LengthSeen) -> float:
+        """Accepted over drafted tokens at which the length gains nothing; above 1: none pays."""
+        step_s = self.step_s(batch, seen.drafted, seen.share)
+        return (step_s / self.step_s(batch) - 1) / (seen.share * seen.drafted)
 
     def best(self, batch: float, most: int = MOST_RUNNING) -> int:
         """The length to draft at a load, none above `most`; 0: none pays."""
@@ -132,6 +147,8 @@ class MeasuredCosts:
     @property
     def notes(self) -> tuple[str, ...]:
         said = [f"more than {self.batches[-1]} requests at once were not measured"]
+        if crossover := next((first for first, _, k in self.schedule if not k), None):
+            said.append(f"from {crossover} requests at once on no length pays")
         if self.misfit > MISFIT:
             why = "the machine was not quiet, or steps are no straight line over the load"
             said.append(f"measured steps differ from these costs by up to {self.misfit:.0%}: {why}")
@@ -140,6 +157,58 @@ class MeasuredCosts:
 
 def _parts(batch: float, k: float, share: float) -> tuple[float, ...]:
     return 1.0, batch, batch * (1 + share * k), share, share * k
+
+
+class StepTimes(NamedTuple):
+    """One entry per step of any request of one arm."""
+
+    seconds_N: Floats
+    batch_N: Ints
+    """Requests that were decoding in the middle of the step."""
+    blocks_N: Ints
+    mixed_N: Bools
+    """Whether another request waited for its first token meanwhile, as far as is known."""
+
+    def only(self, keep_N: Bools) -> "StepTimes":
+        return StepTimes._make(values_N[keep_N] for values_N in self)
+
+
+def step_times(records: Sequence[RequestRecord]) -> StepTimes:
+    """The steps of an arm's records; requests without chunk times have none."""
+    blocks: dict[int, list[RequestRecord]] = defaultdict(list)
+    for record in records:
+        if record.ok and len(record.chunk_s) > 1:
+            blocks[record.block].append(record)
+    none = np.array([], np.int64)
+    parts = [StepTimes(np.array([]), none, none, np.array([], np.bool_))]
+    parts += [_steps_of_block(number, found) for number, found in sorted(blocks.items())]
+    return StepTimes(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _steps_of_block(block: int, records: Sequence[RequestRecord]) -> StepTimes:
+    known = [r for r in records if r.sent_s is not None and r.first_s is not None]
+    sent, begun = (np.sort([getattr(r, n) for r in known]) for n in ("sent_s", "first_s"))
+    starts = np.sort([r.first_s for r in records if r.first_s is not None])
+    ends = np.sort([r.last_s for r in records if r.last_s is not None])
+    parts = []
+    for record in records:
+        times = merge_chunks(np.array(record.chunk_s))
+        middles = (times[1:] + times[:-1]) / 2
+        running = np.searchsorted(starts, middles, side="right") - np.searchsorted(ends, middles)
+        waiting = np.searchsorted(sent, times[1:]) - np.searchsorted(begun, times[:-1], "right")
+        blocks_N = np.full(middles.size, block, np.int64)
+        parts.append((np.diff(times), running.astype(np.int64), blocks_N, waiting > 0))
+    return StepTimes(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def merge_chunks(times_N: Floats) -> Floats:
+    """Arrivals of steps: the first of every group of chunks that arrived together."""
+    gaps = np.diff(times_N)
+    apart = gaps[gaps > TOGETHER_S]
+    usual = float(np.median(apart)) if apart.size else 0.0
+    begins_N = np.concatenate([[True], gaps > max(TOGETHER_S, _SHARE * usual)])
+    merged_N: Floats = times_N[begins_N]
+    return merged_N
 
 
 class _Cell(NamedTuple):

@@ -471,14 +471,14 @@ def gains_by_class(
             continue
         seen.append(apart)
         every = [
-            times_of(by, value, compute_gains(own, data, ServiceLevels()))
+            _times_of(by, value, compute_gains(own, data, ServiceLevels()))
             for value, own in sorted(groups.items(), key=lambda group: order_of(group[0]))
         ]
         found += [own for own in every if own.num_pairs >= FEWEST_REQUESTS]
     return tuple(found)
 
 
-def times_of(by: str, value: str, gains: Sequence[ArmGain]) -> ClassGains:
+def _times_of(by: str, value: str, gains: Sequence[ArmGain]) -> ClassGains:
     times = tuple(g for g in gains if g.metric.startswith(("tpot_", "ttft_", "e2e_")))
     num = times[0].num_pairs if times else 0
     return ClassGains(by=by, value=value, num_pairs=num, gains=times)

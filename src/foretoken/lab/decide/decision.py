@@ -16,7 +16,7 @@ from rich.text import Text
 from foretoken.lab.analysis.whole_time import draft_share_of
 from foretoken.lab.decide.rules import RULES, Evidence, RuleResult
 from foretoken.lab.decide.ship_policy import ShipPolicy
-from foretoken.lab.records.results import AbSummary, ArmSummary
+from foretoken.lab.records.results import AbSummary
 from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, USE_IT, Verdict
 
 TAIL_RULES = ("tail_tpot", "ttft", "p99_tpot")
@@ -70,10 +70,8 @@ class Decision:
         return Verdict(word=self.verdict, reason=reason, command=self.command)
 
 
-def decide(
-    summary: AbSummary, policy: ShipPolicy, *, run: str = "", reference: ArmSummary | None = None
-) -> Decision:
-    evidence = Evidence(summary=summary, slo=policy.slo, reference=reference)
+def decide(summary: AbSummary, policy: ShipPolicy, *, run: str = "") -> Decision:
+    evidence = Evidence(summary=summary, slo=policy.slo)
     rules = tuple(
         Judged(rule=r.name, weight=r.weight, result=RULES[r.name](evidence, **r.parameters))
         for r in policy.rules

@@ -60,15 +60,13 @@ class JudgedRun:
         return base, other
 
 
-def read_runs(
-    folders: Sequence[Path], policy: ShipPolicy, reference: ArmSummary | None = None
-) -> tuple[JudgedRun, ...]:
-    """Read the summary of every run, of a grid of every cell, and judge it; `reference` is for
-    `decide`. Raises ConfigError: a folder holds no A/B."""
+def read_runs(folders: Sequence[Path], policy: ShipPolicy) -> tuple[JudgedRun, ...]:
+    """Read the summary of every run, of a grid of every cell, and judge it. Raises ConfigError: a
+    folder holds no A/B."""
     found = []
     for folder in ab_folders(folders):
         summary = read_ab(folder)
-        decision = decide(summary, policy, run=str(folder), reference=reference)
+        decision = decide(summary, policy, run=str(folder))
         found.append(JudgedRun(summary, decision))
     return tuple(found)
 

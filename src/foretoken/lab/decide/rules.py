@@ -9,8 +9,7 @@ A rule about the experiment answers `invalid` where a result cannot be true, or 
 it: that says nothing about the candidate, and more blocks of the same do not help. An acceptance
 rate is never compared with a fixed number, but with the rate at which this server at this load
 breaks even, which follows from the whole time that both arms took. A class is a category, a
-temperature or a length of prompt, judged by the gains of its own requests: run alone where the A/B
-did so, else inside the mix; acceptance stands in where nothing was timed by class.
+temperature or a length of prompt, judged by the gains of its own requests inside the mix.
 """
 
 import math
@@ -75,8 +74,6 @@ class RuleResult:
 class Evidence:
     summary: AbSummary
     slo: str
-    reference: ArmSummary | None = None
-    """The candidate at another quantization, for comparing acceptance."""
 
     @property
     def baseline(self) -> ArmSummary:
@@ -426,43 +423,6 @@ def temperatures(
     return RuleResult(outcome, says, threshold=limit.estimate, needed_requests=needed or None)
 
 
-def quantization_drop(evidence: Evidence, most_drop: float = 0.05) -> RuleResult:
-    """Acceptance against the same prompts with the unquantized model: a difference of rates."""
-    reference, bucket = evidence.reference, evidence.candidate.all_drafts
-    before = reference.all_drafts if reference else None
-    if before is None or bucket is None:
-        says = "no reference run (--reference) to compare acceptance with"
-        return RuleResult("inconclusive", says)
-    old, new = before.rate, bucket.rate
-    middle = old.estimate - new.estimate
-    # Two independent rates: their half-widths are added in squares.
-    drop = Interval(
-        middle,
-        middle - math.hypot(old.estimate - old.low, new.high - new.estimate),
-        middle + math.hypot(old.high - old.estimate, new.estimate - new.low),
-    )
-    says = f"acceptance {show_share(new)} after {show_share(old)}"
-    outcome = "pass" if drop.high <= most_drop else "inconclusive"
-    advice = ""
-    if drop.low > most_drop:
-        outcome = "fail"
-        advice = "a wider quantization of the target (int8 instead of int4), or another draft"
-    return RuleResult(outcome, says, advice, drop, most_drop)
-
-
-def temperature_mix(evidence: Evidence, most_gap: float = 0.03) -> RuleResult:
-    """The server's average weighs tokens; the users are requests."""
-    buckets = [b for b in evidence.candidate.buckets("temperature") if b.num_drafted]
-    if len(buckets) < 2:
-        return RuleResult("inconclusive", "one temperature only")
-    requests = sum(b.num_requests for b in buckets)
-    by_request = sum(b.rate.estimate * b.num_requests for b in buckets) / requests
-    by_token = sum(b.num_accepted for b in buckets) / sum(b.num_drafted for b in buckets)
-    says = f"{by_token:.0%} of drafted tokens were accepted; the mean over requests by temperature "
-    outcome = "pass" if abs(by_request - by_token) <= most_gap else "fail"
-    return RuleResult(outcome, f"{says}is {by_request:.0%}", threshold=most_gap)
-
-
 def outputs(evidence: Evidence, least_equal: float = 0.9) -> RuleResult:
     """Both arms wrote the same where they had to, in this share of deterministic requests.
     Near-ties may flip where the server is not batch-invariant; `lab audit` tells those apart."""
@@ -553,25 +513,20 @@ class ClassesJudged(NamedTuple):
     losing: dict[str, str]
     """By name: the gain, its interval and requests."""
     winning: dict[str, str]
-    alone: bool
-    """Whether they were run alone, so that no other class can be to blame."""
 
 
 def judge_classes(evidence: Evidence) -> ClassesJudged | None:
     """The classes of the first dimension that tells them apart; None if none was timed."""
-    summary = evidence.summary
-    if len(summary.diagnosis) > 1:
-        return _judge(evidence, summary.diagnosis, alone=True)
-    found = None
-    for by in dict.fromkeys(own.by for own in summary.classes):
-        judged = _judge(evidence, [c for c in summary.classes if c.by == by], alone=False)
+    classes, found = evidence.summary.classes, None
+    for by in dict.fromkeys(own.by for own in classes):
+        judged = _judge(evidence, [own for own in classes if own.by == by])
         if judged.losing and judged.winning:
             return judged
         found = found or judged
     return found
 
 
-def _judge(evidence: Evidence, classes: Sequence[ClassGains], *, alone: bool) -> ClassesJudged:
+def _judge(evidence: Evidence, classes: Sequence[ClassGains]) -> ClassesJudged:
     # Several classes are looked at, so each has its share of the error of one look.
     level = 1 - (1 - evidence.level) / len(classes)
     losing, winning = {}, {}
@@ -590,42 +545,24 @@ def _judge(evidence: Evidence, classes: Sequence[ClassGains], *, alone: bool) ->
             losing[own.name] = told[lost[0]]
         elif MIDDLE in seen and seen[MIDDLE][0].ratio.known and seen[MIDDLE][1].low > 1.0:
             winning[own.name] = told[MIDDLE]
-    return ClassesJudged(losing, winning, alone)
+    return ClassesJudged(losing, winning)
 
 
 def homogeneous(evidence: Evidence) -> RuleResult:
     """No class loses while another wins."""
     judged = judge_classes(evidence)
     if judged is None:
-        return _by_acceptance(evidence)
-    lost, won = (own.values() for own in (judged.losing, judged.winning))
-    where = "run alone" if judged.alone else "beside the others"
+        return RuleResult("pass", "one class of requests only")
+    lost, won = (own.values() for own in judged)
     if not lost:
         none = "no class surely loses or wins"
         return RuleResult("pass", f"no class loses; {', '.join(won)}" if won else none)
     if not won:
-        says = f"loses {where}: {'; '.join(lost)}; no class surely wins"
+        says = f"loses beside the others: {'; '.join(lost)}; no class surely wins"
         return RuleResult("fail", says, "leave speculation off")
-    says = f"{SPLIT}: loses {where}: {'; '.join(lost)}; wins: {'; '.join(won)}"
+    says = f"{SPLIT}: loses beside the others: {'; '.join(lost)}; wins: {'; '.join(won)}"
     advice = f"{', '.join(judged.losing)} to a server without speculation, the rest to the other"
     return RuleResult("fail", says, advice)
-
-
-def _by_acceptance(evidence: Evidence) -> RuleResult:
-    limit = evidence.break_even
-    classes = [b for b in evidence.candidate.acceptance if b.by in ("category", "temperature")]
-    if limit is None or not classes:
-        return RuleResult("inconclusive", "one class of requests only")
-    judged = {f"{b.by} {b.value}": against_break_even(b.rate, limit) for b in classes}
-    losing, winning = (
-        ", ".join(name for name, outcome in judged.items() if outcome == wanted)
-        for wanted in ("fail", "pass")
-    )
-    if not (losing and winning):
-        return RuleResult("pass", "no class is on the other side of break-even")
-    says = f"{SPLIT}: by acceptance {losing} lose, {winning} win"
-    advice = f"{losing} to a server without speculation, the rest to one with it"
-    return RuleResult("fail", says, advice, threshold=limit.estimate)
 
 
 def mixed_workload(evidence: Evidence) -> RuleResult:
@@ -641,25 +578,17 @@ def mixed_workload(evidence: Evidence) -> RuleResult:
         says = f"a P99 takes about 1,000 requests an arm; there are {p99.num_pairs}"
         return RuleResult("inconclusive", says, needed_blocks=blocks_to_support(p99))
     says = f"{show_metric(lost[0].metric)} loses: {show(evidence.ratio(lost[0]))}"
-    judged = judge_classes(evidence)
+    judged, alone = judge_classes(evidence), "`foretoken lab ab --grid class=A,B` runs them alone"
     if judged is not None and judged.losing:
         losers, advice = ", ".join(judged.losing), "leave speculation off"
         if judged.winning:
-            advice = f"split the traffic by class: {losers} without speculation"
-            if not judged.alone:
-                advice += "; `foretoken lab ab --diagnose` tells whether alone, too"
-        alone = f"it is the loss of {losers} itself, not of the mix"
-        why = alone if judged.alone else f"in this mix {losers} loses"
-        return RuleResult("fail", f"{says}; {why}", advice)
-    if judged is not None and judged.alone:
-        says += "; run alone, no class does: they slow each other down in shared steps"
-        return RuleResult("fail", says, "split the deployment by class, each with speculation")
+            advice = f"split the traffic by class: {losers} without speculation; {alone}"
+        return RuleResult("fail", f"{says}; in this mix {losers} loses", advice)
     middle = evidence.summary.gain(MIDDLE)
     if middle is None or evidence.ratio(middle).low <= 1.0:
         return RuleResult("pass", f"{says}, and so may the median: no sign of a mix")
     says += f", the median gains {show(evidence.ratio(middle))}: the sign of a mixture"
-    advice = "give requests a `category` in the workload, and `foretoken lab ab --diagnose` runs "
-    return RuleResult("fail", says, f"{advice}class by class")
+    return RuleResult("fail", says, f"give requests a `category` in the workload: {alone}")
 
 
 RULES: dict[str, Callable[..., RuleResult]] = {
@@ -667,7 +596,7 @@ RULES: dict[str, Callable[..., RuleResult]] = {
     for judge in (
         speedup, tail_tpot, p99_tpot, ttft, goodput, output_length,
         restarts, steady, production_load, plausible, busy_host, client_lag,
-        acceptance_pays, p10_acceptance, temperatures, quantization_drop, temperature_mix,
+        acceptance_pays, p10_acceptance, temperatures,
         outputs, errors, parameters_refused, monitoring, kv_squeeze, homogeneous, mixed_workload,
     )
 }  # fmt: skip

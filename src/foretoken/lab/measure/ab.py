@@ -16,7 +16,6 @@ from foretoken.lab.analysis.summary import (
     compute_gains,
     gains_by_class,
     summarize_arm,
-    times_of,
 )
 from foretoken.lab.analysis.warm_up import without_start
 from foretoken.lab.http.timed import now
@@ -85,15 +84,6 @@ def run_ab(
         if found is None and len({end.arm for end in folder.finished}) == len(config.arms):
             partial = summarize(config, out, folder.finished, notes, look)
             write_json(out / SUMMARY, replace(partial, complete=False))
-    if config.diagnose:
-        # Every class alone under the same load: is a P99 loss the mix's or speculation's?
-        alone = []
-        for category in sorted({item.category for item in items if item.category}):
-            workload = replace(config.workload, category=category)
-            own = replace(config, workload=workload, diagnose=False)
-            result = run_ab(own, out / f"alone-{category}", resume=resume, watch=watch)
-            alone.append(times_of("category", category, result.gains))
-        found = replace(found, diagnosis=tuple(alone))
     write_json(out / SUMMARY, found)
     return found
 

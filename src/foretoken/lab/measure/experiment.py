@@ -108,8 +108,6 @@ class AbConfig:
     load: Load = field(default_factory=Load)
     sizes: Sizes = field(default_factory=Sizes)
     slo: ServiceLevels = field(default_factory=ServiceLevels)
-    diagnose: bool = False
-    """Run every class alone too."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -118,8 +116,6 @@ class AbConfig:
             raise ConfigError("--candidate", None, SERVER)
         if len(set(names)) < len(names):
             raise ConfigError("candidate.name", names[1], "another than baseline.name")
-        if self.diagnose:
-            self.require_two()
 
     def require_two(self) -> None:
         if not self.compared:

@@ -231,7 +231,7 @@ class Equality:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassGains:
-    """Gains over the requests of one class, inside the mix or run alone."""
+    """Gains over the requests of one class inside the mix."""
 
     by: str
     """category, temperature or context."""
@@ -266,8 +266,6 @@ class AbSummary:
     equality: Equality | None = None
     classes: tuple[ClassGains, ...] = ()
     """Every class inside the mix; empty where the traffic has one class only."""
-    diagnosis: tuple[ClassGains, ...] = ()
-    """Every category run alone, where that was asked for."""
     look: int = 1
     """How many times this experiment has been judged, for the correction of repeated looks."""
     notes: tuple[str, ...] = ()

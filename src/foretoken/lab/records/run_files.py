@@ -118,9 +118,9 @@ def write_json(path: Path, value: Any) -> None:
         raise ConfigError("--out", str(path), f"a place to write to ({error})") from error
 
 
-def read_summary(folder: Path, field: str = "RUNS") -> AbSummary:
-    """The summary of a run's folder; errors call the folder `field`. Raises ConfigError if there is
-    none, or it is of another kind or schema."""
+def read_summary(folder: Path) -> AbSummary:
+    """The summary of a run's folder. Raises ConfigError if there is none, or it is of another kind
+    or schema."""
     path = folder / SUMMARY if folder.is_dir() else folder
     if not path.is_file():
         allowed = f"a folder with {SUMMARY}, as `foretoken lab ab --out FOLDER` writes it"
@@ -130,18 +130,18 @@ def read_summary(folder: Path, field: str = "RUNS") -> AbSummary:
             allowed = (
                 f"a finished run; this has no {SUMMARY} yet: measure it to its end with --resume"
             )
-        raise ConfigError(field, str(folder), allowed)
+        raise ConfigError("RUNS", str(folder), allowed)
     again = "`foretoken lab ab` with the settings of that run, --out and --resume writes it anew"
     try:
         value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(field, str(path), f"a whole summary ({error}); {again}") from error
+        raise ConfigError("RUNS", str(path), f"a whole summary ({error}); {again}") from error
     if not isinstance(value, dict) or value.get("kind") not in ("ab", "run"):
-        raise ConfigError(field, str(path), "a summary that `foretoken lab ab` wrote")
+        raise ConfigError("RUNS", str(path), "a summary that `foretoken lab ab` wrote")
     if value.get("schema") != SCHEMA:
         given = f"{path} of schema {value.get('schema')}"
         allowed = f"schema {SCHEMA}, of this version of Foretoken; measure again"
-        raise ConfigError(field, given, allowed)
+        raise ConfigError("RUNS", given, allowed)
     try:
         return from_plain(AbSummary, value, str(path))
     except ConfigError as error:
@@ -149,39 +149,39 @@ def read_summary(folder: Path, field: str = "RUNS") -> AbSummary:
         raise ConfigError(error.field, error.given, allowed) from error
 
 
-def read_ab(folder: Path, field: str = "RUNS") -> AbSummary:
-    """The summary of an A/B's folder; errors call it `field`. Raises ConfigError if there is none,
-    or it is a run of one arm."""
-    found = read_summary(folder, field)
+def read_ab(folder: Path) -> AbSummary:
+    """The summary of an A/B's folder. Raises ConfigError if there is none, or it is a run of one
+    arm."""
+    found = read_summary(folder)
     if not found.compared:
         allowed = "the folder of an A/B (`foretoken lab ab`); this is a run of one arm"
-        raise ConfigError(field, str(folder), allowed)
+        raise ConfigError("RUNS", str(folder), allowed)
     return found
 
 
-def ab_folders(folders: Sequence[Path], field: str = "RUNS") -> list[Path]:
+def ab_folders(folders: Sequence[Path]) -> list[Path]:
     """The folders of A/Bs: as given, and every finished cell of what `lab ab --grid` wrote. Raises
     ConfigError at a grid without cells, or one with forced acceptance."""
     found: list[Path] = []
     for folder in folders:
         is_grid = (folder / GRID).is_file() and not (folder / SUMMARY).is_file()
-        found += _cells(folder, field) if is_grid else [folder]
+        found += _cells(folder) if is_grid else [folder]
     return found
 
 
-def _cells(folder: Path, field: str) -> list[Path]:
+def _cells(folder: Path) -> list[Path]:
     path = folder / GRID
     try:
         value = json.loads(path.read_text("utf-8"))
         cells, forced = [folder / str(cell["folder"]) for cell in value["cells"]], value["forced"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         allowed = "what `foretoken lab ab --grid` wrote; with --resume it writes it anew"
-        raise ConfigError(field, str(path), allowed) from error
+        raise ConfigError("RUNS", str(path), allowed) from error
     if forced or not cells:
         allowed = "a grid with a finished cell; `foretoken lab ab --resume` goes on with it"
         if forced:
             allowed = "a run without --force-acceptance: its gains are not those of a draft"
-        raise ConfigError(field, str(folder), allowed)
+        raise ConfigError("RUNS", str(folder), allowed)
     return cells
 
 

@@ -189,14 +189,13 @@ def class_gains(run: JudgedRun) -> Figure | None:
     """Gain of TPOT P50 and P99 per class; hollow where a P99 has too few requests."""
     short = {"temperature": "T = ", "category": "", "context": "prompt "}
     rows = []
-    for classes, where in ((run.summary.classes, ""), (run.summary.diagnosis, " alone")):
-        for own in classes:
-            for gain in (own.gain("tpot_p50"), own.gain("tpot_p99")):
-                if gain is None or not np.isfinite(gain.ratio.estimate):
-                    continue
-                of = "" if gain.enough else f" of {requests_to_support(gain):,}"
-                name = f"{short.get(own.by, '')}{own.value}{where} {gain.metric[-3:].upper()}"
-                rows.append((f"{name}, n={gain.num_pairs:,}{of}", gain))
+    for own in run.summary.classes:
+        for gain in (own.gain("tpot_p50"), own.gain("tpot_p99")):
+            if gain is None or not np.isfinite(gain.ratio.estimate):
+                continue
+            of = "" if gain.enough else f" of {requests_to_support(gain):,}"
+            name = f"{short.get(own.by, '')}{own.value} {gain.metric[-3:].upper()}"
+            rows.append((f"{name}, n={gain.num_pairs:,}{of}", gain))
     if not rows:
         return None
     return canvas.gain_rows(rows, "gain of TPOT, 95 % interval (hollow: too few)")

@@ -9,10 +9,9 @@ Where a server runs all along, its blocks share one start, and no number of bloc
 starts differ. That spread is then a prior, `Interval.unseen_sd`: half widths of what is seen and
 of what is not are added in squares (Zou and Donner 2008).
 
-Quotients of estimates that share their blocks, such as where two lines cross: the covariance of the
-estimates is that of the delete-one jackknife, blocks as the unit and runs as strata. A quotient's
-interval is Fieller's (1954): all x for which top - x bottom is not told from 0, with Student's t.
-It has no upper end where the bottom itself is not told from 0.
+Of quotients of estimates, such as where a line crosses a limit, the interval is Fieller's (1954):
+all x for which top - x bottom is not told from 0, with Student's t. It has no upper end where the
+bottom itself is not told from 0.
 """
 
 import math
@@ -286,17 +285,6 @@ def level_of_look(level: float, look: int) -> float:
     all intervals together hold with probability `level` (union bound)."""
     assert look >= 1, look
     return 1 - (1 - level) / (look * (look + 1))
-
-
-def jackknife_covariance(left_out_CP: Floats, strata_C: Ints) -> Floats:
-    """Covariance of estimates, from those with one block left out each: (P, P)."""
-    size = left_out_CP.shape[1]
-    whole_PP = np.zeros((size, size))
-    for stratum in np.unique(strata_C):
-        own = left_out_CP[strata_C == stratum]
-        apart = own - own.mean(axis=0)
-        whole_PP += (len(own) - 1) / len(own) * apart.T @ apart
-    return whole_PP
 
 
 def quotient(
