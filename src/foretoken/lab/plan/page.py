@@ -17,9 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from foretoken.lab.plain import to_plain
-from foretoken.lab.plan.checks import PlanVerdict
 from foretoken.lab.plan.memory_plan import draft_load, plan_memory
-from foretoken.lab.plan.planner import InsteadOutlook, SpeculationPlan, package_of
+from foretoken.lab.plan.planner import SpeculationPlan, package_of
 from foretoken.lab.plan.predict import (
     BANDWIDTH_SHARE,
     COMPUTE_SHARE,
@@ -228,18 +227,19 @@ def print_plan(console: Console, plan: SpeculationPlan, *, everything: bool = Fa
     more = Text("\nEvery check, cost and assumption: --details", style="dim")
     show(details(plan) if everything else [more])
     # The verdict again, below everything, with what to type next.
-    verdict, other, command = plan.verdict, _left_for_another(plan), ""
+    verdict, command = plan.verdict, ""
     if verdict.word == MEASURE_MORE:
         command = "foretoken lab ab --baseline URL-without --candidate URL-with --workload FILE"
-    if other is not None:
-        command = f"the same with --method {other.method}"
+    if plan.instead and verdict.word == LEAVE_IT_OFF:
+        command = f"the same with --method {plan.instead}"
     last = Verdict(word=verdict.word, reason=verdict.reason, command=command).sentence
     show([Text(last, style="bold")])
 
 
 def _parts(plan: SpeculationPlan, width: int) -> Iterator[RenderableType]:
     setup, schedule = plan.setup, plan.schedule
-    yield _answer(plan)
+    style = WORD_STYLES.get(plan.verdict.word, "bold")
+    yield Text.assemble((plan.verdict.word, style), f": {plan.verdict.reason}")
     yield Text(_asked(plan), style="dim")
     if setup.method != "none":
         yield from _by_load(plan, width)
@@ -252,33 +252,13 @@ def _parts(plan: SpeculationPlan, width: int) -> Iterator[RenderableType]:
             if one.problem:
                 yield Text(f"{one.draft}: {one.problem}", style="yellow")
         yield Text(_acceptance(plan), style="dim")
-        if plan.instead is not None and _left_for_another(plan) is None:
-            name, needs = plan.instead.method, plan.instead.needs or "nothing new"
-            yield Text(
-                f"{name} is expected to gain more and needs {needs}: "
-                f"{plan.instead.verdict.reason} (--method {name}).",
-                style="bold",
-            )
+        if plan.instead:
+            said = f"{plan.instead} is there and expected to gain more: --method {plan.instead}."
+            yield Text(said, style="bold")
     yield _times(plan)
     yield from _fits(plan, width)
     yield Text(_memory(plan), style="dim")
     yield from _warnings(plan)
-
-
-def _left_for_another(plan: SpeculationPlan) -> InsteadOutlook | None:
-    return plan.instead if plan.verdict.word == LEAVE_IT_OFF else None
-
-
-def _answer(plan: SpeculationPlan) -> Text:
-    def said(verdict: PlanVerdict) -> Text:
-        style = WORD_STYLES.get(verdict.word, "bold")
-        return Text.assemble((verdict.word, style), f": {verdict.reason}")
-
-    if (other := _left_for_another(plan)) is None:
-        return said(plan.verdict)
-    needs = other.needs or "nothing new"
-    named = f". Another drafter, {other.method} (--method {other.method}; it needs {needs}): "
-    return Text.assemble(said(plan.verdict), named, said(other.verdict))
 
 
 def _asked(plan: SpeculationPlan) -> str:
@@ -405,18 +385,15 @@ def _warnings(plan: SpeculationPlan) -> Iterator[Text]:
 
 def _command(plan: SpeculationPlan) -> Iterator[Text]:
     engine, verdict, schedule = plan.setup.settings.engine, plan.verdict, plan.schedule
-    other = _left_for_another(plan)
     command = plan.commands[engine]
-    if other is None and not plan.plain.fits:
+    if not plan.plain.fits:
         yield Text("\nno command: the target does not fit without drafts either", style="bold")
         return
-    if other is None and command.startswith("# ") and "\n" not in command:
+    if command.startswith("# ") and "\n" not in command:
         yield Text(f"\nno command: {command[2:]}", style="bold")
         return
     title, needs = "serve it without speculation", ""
-    if other is not None:
-        title, command, needs = f"serve it with {other.method}", other.commands[engine], other.needs
-    elif verdict.speculates:
+    if verdict.speculates:
         title, needs = "serve it with", package_of(plan.setup)
     yield Text(f"\n{title} ({engine}):", style="bold")
     yield Text(command)

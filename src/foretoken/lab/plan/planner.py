@@ -21,7 +21,7 @@ from foretoken.lab.plan.checks import (
     judge,
 )
 from foretoken.lab.plan.memory_plan import MemoryPlan, draft_load, overhead_bytes, plan_memory
-from foretoken.lab.plan.method_plans import plan_of, planned_methods
+from foretoken.lab.plan.method_plans import plan_of
 from foretoken.lab.plan.predict import (
     DraftSchedule,
     MethodOutlook,
@@ -31,7 +31,6 @@ from foretoken.lab.plan.predict import (
     latency,
     method_outlooks,
     predict,
-    with_method,
 )
 from foretoken.lab.plan.setup import (
     DRAWN_FROM,
@@ -56,16 +55,6 @@ class DraftOutlook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InsteadOutlook:
-    """A method that can be had, would be used, and is expected to gain clearly more."""
-
-    method: str
-    verdict: PlanVerdict
-    needs: str
-    commands: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationPlan:
     """The answer to one set of settings; its first fields are those of the context."""
 
@@ -80,7 +69,8 @@ class SpeculationPlan:
     """At the usual load and at the peak, with the drafts that the engine can be told."""
     drafts: tuple[DraftOutlook, ...]
     overhead_bytes: float
-    instead: InsteadOutlook | None
+    instead: str
+    """A method that is expected to gain clearly more; empty: there is none."""
     findings: tuple[Finding, ...]
     commands: dict[str, str]
 
@@ -139,37 +129,22 @@ def _judged(
     return findings, latencies, judge(context, findings, deciding)
 
 
-def _instead(
-    context: PlanContext, findings: tuple[Finding, ...], verdict: PlanVerdict
-) -> InsteadOutlook | None:
-    usual, asked = context.setup.usual, context.setup.method
+def _instead(context: PlanContext, findings: tuple[Finding, ...], verdict: PlanVerdict) -> str:
+    """A method that can be had and is expected to gain clearly more; empty: there is none."""
+    setup, usual = context.setup, context.setup.usual
     refused = next((one for one in findings if one.level == "error"), None)
+    of_settings = refused is not None and refused.check in OF_SETTINGS
     k = context.schedule.told(usual) if verdict.speculates else 0
-    now = context.prediction.at(usual).gain(k).middle
-    others = (one for one in context.outlooks if one.available and one.method != asked)
-    best = max(others, key=lambda one: one.prediction.at(usual).best, default=None)
-    if (
-        asked == "none"
-        or best is None
-        or (refused is not None and refused.check in OF_SETTINGS)
-        or best.prediction.at(usual).best < CLEARLY * now
-    ):
-        return None
-    setup = with_method(context.setup, planned_methods()[best.method])
-    setup = replace(setup, draft=setup.draft_model)
-    other = replace(
-        context,
-        setup=setup,
-        speculating=plan_memory(setup, draft_load(setup)),
-        prediction=best.prediction,
-        schedule=draft_schedule(setup, best.prediction),
-    )
-    found = _judged(other)[2]
-    if not found.speculates:
-        return None
-    commands = ready_commands(setup, other.schedule, speculates=True)
-    needs = package_of(setup)
-    return InsteadOutlook(method=best.method, verdict=found, needs=needs, commands=commands)
+    least = CLEARLY * context.prediction.at(usual).gain(k).middle
+    gains = {
+        one.method: one.prediction.at(usual).best
+        for one in context.outlooks
+        if one.available and one.method != setup.method
+    }
+    best = max(gains, key=lambda method: gains[method], default="")
+    asked = setup.method != "none" and setup.settings.slo != "ttft"
+    able = asked and context.plain.fits and not of_settings
+    return best if able and gains.get(best, 0.0) >= least else ""
 
 
 def package_of(setup: Setup) -> str:
