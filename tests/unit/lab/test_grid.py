@@ -30,6 +30,7 @@ from foretoken.lab.plain import to_plain
 from foretoken.lab.records.results import AbSummary
 from foretoken.lab.records.run_files import read_summary
 from foretoken.lab.stats.intervals import Interval
+from foretoken.lab.stats.ratios import ratio_of_blocks
 from tests.unit.lab.summaries import ab, bucket, gain, with_candidate, with_gain
 
 MOCK = f"{sys.executable} -m tests.mock_server --port {{port}} --step-ms 4 --restart-sd 0"
@@ -147,7 +148,9 @@ def a_level(chance: float, gains: np.ndarray) -> tuple[float, AbSummary]:
     """An A/B whose drafts of five are accepted one by one with a chance, with gains by block."""
     rate = sum(chance**i for i in range(1, 6)) / 5
     found = with_candidate(ab(), acceptance=(bucket(rate=max(rate, 1e-9)),))
-    return chance, with_gain(found, replace(gain("tpot_mean", 1.0), ratio_by_block=tuple(gains)))
+    return chance, with_gain(
+        found, replace(gain("tpot_mean", 1.0), ratio=ratio_of_blocks(gains), num_blocks=len(gains))
+    )
 
 
 def a_dial(cost: float, rng: np.random.Generator) -> Interval:

@@ -16,12 +16,6 @@ from foretoken.errors import ConfigError, one_of
 
 EXIT_STOPPED = 130
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="The folder of the results.")]
-WorkloadOption = Annotated[
-    str | None, typer.Option(help="A file of prompts or a trace; `demo`: held-out Python.")
-]
-TokensOption = Annotated[
-    int | None, typer.Option("--max-tokens", help="Length of every output.", min=1)
-]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Say what would be measured, and stop.")
 ]

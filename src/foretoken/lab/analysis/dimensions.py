@@ -234,10 +234,11 @@ def spans_widely(least: float, most: float) -> bool:
 
 
 def find_crossing(
-    points: Sequence[tuple[float, ArmGain]], limit: float, *, seed: int = 0
+    points: Sequence[tuple[float, ArmGain]], limit: float, *, straight: bool = False
 ) -> tuple[bool, Interval] | None:
     """The first passing of `limit`: whether the gain falls there, and where. None if all points are
-    on one side of it."""
+    on one side of it. `straight`: the logarithm of the gain is a line over the points as they are,
+    however widely they span."""
     known = [(x, gain) for x, gain in points if math.isfinite(gain.ratio.estimate)]
     known.sort(key=lambda point: point[0])
     if len(known) < 2:
@@ -248,23 +249,21 @@ def find_crossing(
     above_N = logs_N if falls else -logs_N
     if not (logs_N < 0 if falls else logs_N >= 0).any():
         return None
-    wide = spans_widely(x_N[0], x_N[-1])
+    wide = not straight and spans_widely(x_N[0], x_N[-1])
     scale_N = np.log(x_N) if wide else x_N
     point = float(_first_passing(scale_N, above_N[None, :])[0])
-    low, high = _ends(scale_N, above_N, [gain for _, gain in known], seed)
+    low, high = _ends(scale_N, above_N, [gain for _, gain in known])
     at, low, high = (math.exp(v) if wide and math.isfinite(v) else v for v in (point, low, high))
     return falls, Interval(at, min(at, low), max(at, high))
 
 
-def _ends(
-    scale_N: Floats, logs_N: Floats, gains: Sequence[ArmGain], seed: int
-) -> tuple[float, float]:
+def _ends(scale_N: Floats, logs_N: Floats, gains: Sequence[ArmGain]) -> tuple[float, float]:
     """Quantiles of the passing when every gain is drawn again; unknown with too few blocks."""
     errors = [standard_error(gain.ratio, gain.num_blocks) for gain in gains]
     if not all(math.isfinite(error) for error in errors):
         return -math.inf, math.inf
     degrees_N = np.array([max(gain.num_blocks, FEWEST_BLOCKS) - 1 for gain in gains])
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     drawn_RN = logs_N + np.array(errors) * rng.standard_t(degrees_N, (RESAMPLES, logs_N.size))
     found_R = np.sort(_first_passing(scale_N, drawn_RN))
     tail = (1 - LEVEL) / 2

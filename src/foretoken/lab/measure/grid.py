@@ -22,6 +22,7 @@ import numpy as np
 
 from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.errors import ConfigError, one_of
+from foretoken.lab.analysis.dimensions import find_crossing
 from foretoken.lab.analysis.summary import enough_drafts, num_verifications
 from foretoken.lab.measure.ab import run_ab, silent
 from foretoken.lab.measure.experiment import AbConfig, ArmConfig
@@ -30,8 +31,7 @@ from foretoken.lab.measure.workload import Load
 from foretoken.lab.plain import from_plain, to_plain
 from foretoken.lab.records.results import AbSummary
 from foretoken.lab.records.run_files import GRID, finished_ab, write_json
-from foretoken.lab.stats.intervals import Floats, Interval, unknown
-from foretoken.lab.stats.ratios import FEWEST_BLOCKS, quotient
+from foretoken.lab.stats.intervals import Interval, unknown
 
 Values = dict[str, Any]
 Grid = Mapping[str, Sequence[Any]]
@@ -199,49 +199,32 @@ def find_break_even(
 ) -> BreakEven:
     """The acceptance rate at which the gain is 1, from the gains at some levels. A verification
     yields 1 + k r tokens, and the gain is that over its cost: concave in r. So the logarithm of the
-    gain is a line over log(1 + k r), not over r, and the break-even is where it is 0."""
-    drafts, logs, pairs = [], [], []
+    gain is a line over log(1 + k r), not over r, and the break-even is where it passes 0."""
+    drafts, seen, pairs = [], [], []
     for rate, summary in points:
         gain = summary.gain(METRIC)
-        if gain is None or not gain.ratio_by_block:
+        if gain is None or not math.isfinite(gain.ratio.estimate):
             continue
         found = summary.arm(summary.candidate).all_drafts
+        k = float((summary.config.get("candidate") or {}).get("k") or 5)
         if found is not None and found.num_steps:
-            drafts.append(found.num_drafted / found.num_steps)
-        else:
-            drafts.append(float((summary.config.get("candidate") or {}).get("k") or 5))
-        pairs.append((found.rate.estimate if found is not None else rate, gain.ratio))
-        logs.append(np.log(np.array(gain.ratio_by_block)))
+            k = found.num_drafted / found.num_steps
+        rate = found.rate.estimate if found is not None else rate
+        drafts.append(k)
+        seen.append((math.log1p(k * rate), gain))
+        pairs.append((rate, gain.ratio))
     settings = points[0][1].config.get("load")
     load = str(from_plain(Load, settings)) if settings else ""
-    at = _crossing([rate for rate, _ in pairs], drafts, logs)
+    at = unknown()
+    if len(seen) > 1:
+        passing = find_crossing(seen, 1.0, straight=True)
+        at = unknown(
+            0.0 if min(seen, key=lambda point: point[0])[1].ratio.estimate >= 1 else math.inf
+        )
+        if passing is not None and not passing[0]:
+            ends = (passing[1].estimate, passing[1].low, passing[1].high)
+            at = Interval(*(_rate_at(end, float(np.mean(drafts))) for end in ends))
     return BreakEven(values=values or {}, load=load, metric=METRIC, rate=at, points=tuple(pairs))
-
-
-def _crossing(rates: Sequence[float], drafts: Sequence[float], logs: Sequence[Floats]) -> Interval:
-    """Where the line crosses 0, as a rate: 0 if below every rate, infinite if above. By level: the
-    rate, drafts per verification (as counted; else as configured, else five), and logarithms of
-    gains by block."""
-    sizes = np.array([own.size for own in logs])
-    if len(rates) < 2 or np.ptp(rates) == 0:
-        return unknown()
-    k = float(np.mean(drafts))
-    yields_L = np.array([math.log1p(each * rate) for each, rate in zip(drafts, rates, strict=True)])
-    means_L = np.array([own.mean() for own in logs])
-    # Starts differ alike at every level, so all levels tell of one spread.
-    rest = sum(float(((own - own.mean()) ** 2).sum()) for own in logs)
-    dof = int(sizes.sum()) - len(rates)
-    middle = float(sizes @ yields_L / sizes.sum())
-    design_L2 = np.stack([np.ones(len(rates)), yields_L - middle], axis=1)
-    inverse_22 = np.linalg.inv((design_L2 * sizes[:, None]).T @ design_L2)
-    line_2 = inverse_22 @ (design_L2 * sizes[:, None]).T @ means_L
-    if line_2[1] <= 0:
-        return unknown(0.0 if means_L.mean() > 0 else math.inf)
-    if sizes.min() < FEWEST_BLOCKS:
-        return unknown(_rate_at(middle - line_2[0] / line_2[1], k))
-    found = quotient(line_2, ((-1.0, 0.0), (0.0, 1.0)), rest / dof * inverse_22, dof)
-    ends = (_rate_at(middle + end, k) for end in (found.estimate, found.low, found.high))
-    return Interval(*ends)
 
 
 def _rate_at(log_yield: float, k: float) -> float:

@@ -8,15 +8,11 @@ sqrt(C / (C - 1)) and Student's t with C - 1 degrees of freedom (as Hesterberg 2
 Where a server runs all along, its blocks share one start, and no number of blocks shows how much
 starts differ. That spread is then a prior, `Interval.unseen_sd`: half widths of what is seen and
 of what is not are added in squares (Zou and Donner 2008).
-
-Of quotients of estimates, such as where a line crosses a limit, the interval is Fieller's (1954):
-all x for which top - x bottom is not told from 0, with Student's t. It has no upper end where the
-bottom itself is not told from 0.
 """
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -285,25 +281,3 @@ def level_of_look(level: float, look: int) -> float:
     all intervals together hold with probability `level` (union bound)."""
     assert look >= 1, look
     return 1 - (1 - level) / (look * (look + 1))
-
-
-def quotient(
-    estimates_P: Floats, forms: tuple[Sequence[float], Sequence[float]], covariance_PP: Floats,
-    dof: int,
-) -> Interval:  # fmt: skip
-    """Interval of (top . estimates) / (bottom . estimates)."""
-    top_P, bottom_P = (np.asarray(form, np.float64) for form in forms)
-    top, bottom = float(top_P @ estimates_P), float(bottom_P @ estimates_P)
-    t2 = student_quantile(1 - (1 - LEVEL) / 2, dof) ** 2
-    # (top - x bottom)^2 <= t^2 var(top - x bottom), a parabola in x.
-    square = bottom**2 - t2 * float(bottom_P @ covariance_PP @ bottom_P)
-    linear = top * bottom - t2 * float(top_P @ covariance_PP @ bottom_P)
-    constant = top**2 - t2 * float(top_P @ covariance_PP @ top_P)
-    root = math.sqrt(max(0.0, linear**2 - square * constant))
-    point = top / bottom if bottom else math.inf
-    if square > 0:
-        return Interval(point, (linear - root) / square, (linear + root) / square)
-    # The set is everything but a stretch, or everything: its part that holds the estimate.
-    ends = sorted(((linear - root) / square, (linear + root) / square)) if square and root else []
-    low = max((end for end in ends if end <= point), default=-math.inf)
-    return Interval(point, low, math.inf)
