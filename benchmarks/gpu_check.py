@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import common  # noqa: F401  (it makes the packages beside it known)
 import torch
 from gpu_models import SHAPES, RandomWeights, random_runner, rows_at, write_random_eagle3
 from torch import Tensor
@@ -41,7 +42,7 @@ from foretoken.ops.drawing import Drawing, pack_rows
 from foretoken.ops.linear.gpu import GpuLinear, pack_for_gpu
 from foretoken.runtime import runner as runner_module
 from foretoken.shape import ModelShape
-from foretoken.testing import ReplayProposer
+from tests.drafters import ReplayProposer
 
 SECONDS = {"card": 15, "tests": 120, "bits": 40, "models": 100, "shapes": 110, "steps": 150,
            "yardstick": 60}  # fmt: skip

@@ -18,8 +18,8 @@ from foretoken import LLM, SamplingParams
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context
 from foretoken.proposers.kv_proposer import KVProposer
-from foretoken.testing import JunkProposer, ReplayProposer
 from foretoken.v1.metrics import reader as metrics
+from tests.drafters import JunkProposer, ReplayProposer
 
 VOCAB = 97
 PARAMETERS: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from foretoken import LLM
-from foretoken.testing import TreeProposer
+from tests.drafters import TreeProposer
 from tests.e2e.lossless import PRESSURES, VOCAB, generate, make_prompts, open_llm
 from tests.golden.families import BY_TRANSFORMERS, MIXTURES, OWN, write_checkpoint
 

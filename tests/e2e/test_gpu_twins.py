@@ -15,7 +15,7 @@ import torch
 from foretoken.models.captured import CapturedSteps
 from foretoken.models.tensors import SpanLayout
 from foretoken.ops.twin_kernels import TwinKernels
-from foretoken.testing import TreeProposer
+from tests.drafters import TreeProposer
 from tests.e2e.heads import HEADS
 from tests.e2e.lossless import (
     METHODS,

@@ -17,8 +17,9 @@ from foretoken.models.builder import Builder
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.kv_proposer import KVProposer
-from foretoken.testing import TINY, ReplayProposer
+from foretoken.testing import TINY
 from foretoken.text.tokenizer import Tokenizer
+from tests.drafters import ReplayProposer
 from tests.e2e.heads import HEADS
 from tests.e2e.lossless import (
     PARAMETERS,

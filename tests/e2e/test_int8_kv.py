@@ -15,7 +15,7 @@ import pytest
 
 from foretoken import SamplingParams
 from foretoken.errors import ConfigError
-from foretoken.testing import JunkProposer
+from tests.drafters import JunkProposer
 from tests.e2e.heads import HEADS
 from tests.e2e.lossless import (
     METHODS,

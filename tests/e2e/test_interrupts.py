@@ -14,7 +14,7 @@ from foretoken import LLM, SamplingParams
 from foretoken.errors import ConfigError
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.testing import JunkProposer
+from tests.drafters import JunkProposer
 from tests.e2e.lossless import is_idle
 from tests.guards.sources import ROOT
 

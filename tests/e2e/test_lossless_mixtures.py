@@ -12,7 +12,7 @@ import pytest
 
 from foretoken import LLM
 from foretoken.shape import ModelShape
-from foretoken.testing import TreeProposer
+from tests.drafters import TreeProposer
 from tests.e2e.heads import HEADS, HIDDEN, write_head
 from tests.e2e.lossless import (
     METHODS,

@@ -10,8 +10,8 @@ import pytest
 from foretoken import LLM, SamplingParams
 from foretoken.engine.engine import Engine
 from foretoken.errors import ParameterError
-from foretoken.testing import ReplayProposer, TreeProposer
 from foretoken.types import FinishReason, Output
+from tests.drafters import ReplayProposer, TreeProposer
 
 VOCAB = 97
 PROMPT = [1, 2, 3]

@@ -11,8 +11,8 @@ from foretoken import LLM, SamplingParams
 from foretoken.errors import ConfigError, EngineLostError, PromptError
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.testing import JunkProposer
 from foretoken.types import FinishReason, Output
+from tests.drafters import JunkProposer
 from tests.e2e.lossless import is_idle
 
 PROMPTS = [{"prompt_token_ids": [7 * i + 1, 3, 5 + i]} for i in range(4)]

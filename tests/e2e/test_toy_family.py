@@ -23,7 +23,8 @@ from foretoken.errors import ConfigError, UnsupportedModelError
 from foretoken.lab.plan.sizes import load_plan_model
 from foretoken.shape import ModelShape, RopeShape, families
 from foretoken.shape.fields import Config, positive, size
-from foretoken.testing import TreeProposer, write_tiny_llama
+from foretoken.testing import write_tiny_llama
+from tests.drafters import TreeProposer
 from tests.e2e.lossless import PRESSURES, VOCAB, generate, make_prompts, open_llm
 from tests.e2e.test_quantize import logits
 from tests.guards.sources import modules

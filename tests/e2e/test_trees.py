@@ -22,7 +22,8 @@ from foretoken.proposers.heads.stateless_head import StatelessProposer
 from foretoken.proposers.kv_proposer import KVProposer
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_tree import tree_of
-from foretoken.testing import TreeProposer, write_tiny_llama
+from foretoken.testing import write_tiny_llama
+from tests.drafters import TreeProposer
 from tests.e2e.heads import HEADS
 from tests.e2e.lossless import (
     EXACT,

@@ -16,7 +16,7 @@ from foretoken import LLM
 from foretoken.kv import store as stores
 from foretoken.shape import ModelShape
 from foretoken.shape.memory_formula import most_pages
-from foretoken.testing import TreeProposer
+from tests.drafters import TreeProposer
 from tests.e2e.lossless import EXACT, PRESSURES, VOCAB, Result, generate, make_prompts, open_llm
 from tests.golden.families import MIXTURES, OWN, write_checkpoint
 

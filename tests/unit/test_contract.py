@@ -25,9 +25,9 @@ from foretoken.proposers.custom import load_custom
 from foretoken.proposers.lookup.ngram import NgramProposer
 from foretoken.proposers.lookup.suffix.proposer import SuffixProposer
 from foretoken.runtime.sequence import Sequence
-from foretoken.testing import JunkProposer
 from foretoken.testing import contract as contracts
 from foretoken.testing.contract import CONTRACT, MakeProposer
+from tests.drafters import JunkProposer
 from tests.unit.proposing import make_context, make_sequence
 
 SETTINGS = ProposerSettings(vocab_size=97, max_model_len=64, num_speculative_tokens=4)
