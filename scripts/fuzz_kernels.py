@@ -22,13 +22,16 @@ from foretoken.kernels.build import (
     BuildError,
     architecture,
     build_library,
-    build_programs,
+    compile_objects,
     compiler,
+    link,
+    sources,
 )
 from foretoken.kernels.library import LEVELS
 
 PROGRAMS = Path(__file__).parents[1] / "tests" / "fuzz"
 ACROSS = PROGRAMS / "across.c"
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1")
 CROSS = "aarch64-linux-gnu-gcc"
 EMULATORS = ("qemu-aarch64", "qemu-aarch64-static")
 NEEDED = "gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
@@ -38,8 +41,14 @@ runs every level; an older one shows that what is chosen there has no newer inst
 
 
 def build(mains: Sequence[Path], folder: Path, without: Sequence[str] = ()) -> list[Path]:
-    """Programs of these files, all with the kernels and what the tests share."""
-    return build_programs(mains, sorted(PROGRAMS.glob("helpers/*.c")), folder, without=without)
+    """Programs of these files, all with the kernels and what the tests share, under sanitizers;
+    sets `without` are left out: what cannot run here takes most of the time."""
+    files = [*mains, *sorted(PROGRAMS.glob("helpers/*.c")), *sources()]
+    objects = compile_objects(files, folder, SANITIZERS, tuple(without))
+    programs = [folder / main.stem for main in mains]
+    for own, program in zip(objects, programs, strict=False):
+        link([own, *objects[len(mains) :]], program, SANITIZERS)
+    return programs
 
 
 def not_here() -> list[str]:

@@ -41,7 +41,6 @@ BY_SUFFIX = {
 """Of files that end so: what they are for, and the flags that they need there."""
 _NO_DEBUG = "-Wl,-S"
 """The library is linked without the debug information of the objects: a tenth of the size."""
-SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1")
 
 
 class BuildError(Exception):
@@ -87,46 +86,15 @@ def build_library() -> Path:
     folder = BUILT / "objects"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        objects = _objects(sources(), folder, ())
+        objects = compile_objects(sources(), folder, ())
         with tempfile.TemporaryDirectory(dir=BUILT) as fresh:
-            _link(objects, Path(fresh) / target.name, ("-shared", _NO_DEBUG))
+            link(objects, Path(fresh) / target.name, ("-shared", _NO_DEBUG))
             os.replace(Path(fresh) / target.name, target)
     except OSError as error:
         raise BuildError(f"{BUILT} cannot be written: {error}") from error
     for path in {*BUILT.glob("foretoken-*.so"), *folder.iterdir()} - {target, *objects}:
         path.unlink(missing_ok=True)
     return target
-
-
-def build_programs(
-    mains: Sequence[Path],
-    helpers: Sequence[Path],
-    folder: Path,
-    flags: Sequence[str] = SANITIZERS,
-    without: Sequence[str] = (),
-) -> list[Path]:
-    """Compile C programs, each with its main and all with the kernels, by default under sanitizers.
-
-    Args:
-        mains: one file with a main for each program.
-        helpers: more files that belong to every program.
-        folder: where programs and objects go.
-        flags: for the compiler and the linker.
-        without: endings of BY_SUFFIX whose instruction sets are left out, as a compiler that does
-            not know them leaves them out: what cannot run here takes most of the time.
-
-    Returns:
-        The programs, in the order of `mains`.
-
-    Raises:
-        BuildError: as for `build_library`.
-    """
-    files = [*mains, *helpers, *sources()]
-    objects = _objects(files, folder, tuple(flags), tuple(without))
-    programs = [folder / main.stem for main in mains]
-    for own, program in zip(objects, programs, strict=False):
-        _link([own, *objects[len(mains) :]], program, tuple(flags))
-    return programs
 
 
 def _parts(path: Path, seen: dict[Path, bytes]) -> dict[Path, bytes]:
@@ -140,10 +108,12 @@ def _parts(path: Path, seen: dict[Path, bytes]) -> dict[Path, bytes]:
     return seen
 
 
-def _objects(
+def compile_objects(
     files: Sequence[Path], folder: Path, more: tuple[str, ...], without: tuple[str, ...] = ()
 ) -> list[Path]:
-    """Objects of the files, those compiled that `folder` does not have yet."""
+    """Objects of the files, those compiled that `folder` does not have yet, with `more` flags and
+    `without` endings of BY_SUFFIX, as a compiler that does not know these sets leaves them out.
+    Raises BuildError: no compiler, or an error in the sources."""
     command = compiler()
     target = _target_of(command)
 
@@ -171,7 +141,8 @@ def _objects(
         return list(pool.map(one, files))
 
 
-def _link(objects: Sequence[Path], target: Path, more: Sequence[str]) -> None:
+def link(objects: Sequence[Path], target: Path, more: Sequence[str]) -> None:
+    """Link a library or a program. Raises BuildError: it cannot be."""
     _run([compiler(), *more, "-pthread", *map(str, objects), "-lm", "-o", str(target)])
 
 

@@ -5,26 +5,21 @@ Shared by `plan` and `lint`. Policies have their own results, which carry interv
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
 
 LEVELS = ("error", "warning", "note", "ok")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     check: str
     """Name of the check, as `docs/deciding.md` lists it."""
     level: str
     """`error`: it will not work. `warning`: it may not pay. `note`: worth knowing. `ok`."""
-    message: str
-    where: str = ""
+    where: str
     """The flag, key or metric that it is about; empty where it is about the whole."""
+    message: str
     remedy: str = ""
     """What to do instead; empty where there is nothing to do."""
-
-    @classmethod
-    def of(cls, check: str, level: str, where: str, message: str, remedy: str = "") -> Self:
-        return cls(check=check, level=level, where=where, message=message, remedy=remedy)
 
     def __post_init__(self) -> None:
         assert self.level in LEVELS, (self.level, LEVELS)

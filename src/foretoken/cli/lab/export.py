@@ -7,7 +7,7 @@ it drafts at which load is theirs, and the files that say it to the engine are w
 import json
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -79,6 +79,7 @@ def export(
     """
     from foretoken.lab.launch.cost_files import WRITTEN_WITH_COSTS
     from foretoken.lab.launch.write import EXPORTED
+    from foretoken.lab.records.run_files import write_text
 
     known = WRITTEN_WITH_COSTS if costs else (*EXPORTED, "foretoken")
     if engine not in known:
@@ -86,7 +87,8 @@ def export(
         raise ConfigError("ENGINE", engine, f"{beside}{one_of(engine, known)}")
     runs, learnt = _learnt(costs or [], out)
     found = _written(context.find_root().command, engine, config or _of_runs(runs), learnt)
-    write_files(out, found.files)
+    for name, text in found.files.items():
+        write_text(out / name, text)
     left_off = any(one.name == "speculation" for one in found.unsaid)
     proof = _proof_of(found.text, engine, runs) if runs and not left_off else ""
     if as_json:
@@ -123,19 +125,6 @@ def _of_runs(runs: "Sequence[Measured]") -> str:
         allowed = _ALLOWED if not runs else f"{_ALLOWED}; the runs have a URL only"
         raise ConfigError("CONFIG", None, allowed)
     return found
-
-
-def write_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Write what a command names. Raises ConfigError: there is no writing to the folder."""
-    from foretoken.lab.records.run_files import make_folder
-
-    if files:
-        make_folder(folder)
-    for name, text in files.items():
-        try:
-            (folder / name).write_text(text, "utf-8")
-        except OSError as error:
-            raise ConfigError("--out", str(folder), f"a folder to write to ({error})") from error
 
 
 def _proof_of(text: str, engine: str, runs: "Sequence[Measured]") -> str:

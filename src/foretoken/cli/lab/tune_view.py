@@ -13,7 +13,7 @@ from pathlib import Path
 import typer
 from rich.table import Table
 
-from foretoken.cli.lab.export import proof_by, write_files
+from foretoken.cli.lab.export import proof_by
 from foretoken.cli.lab.options import EXIT_STOPPED, resolve_workload
 from foretoken.cli.lab.run_tables import console, say
 from foretoken.errors import ConfigError
@@ -24,7 +24,7 @@ from foretoken.lab.launch.write import LearntCosts, export_launch
 from foretoken.lab.measure.workload import WorkloadConfig, load_items
 from foretoken.lab.plain import to_plain
 from foretoken.lab.records.results import RequestRecord
-from foretoken.lab.records.run_files import ANSWER, read_requests, write_json
+from foretoken.lab.records.run_files import ANSWER, read_requests, write_json, write_text
 from foretoken.lab.tune.answer import TunedAnswer, make_answer
 from foretoken.lab.tune.real import Journal, StartedServer
 from foretoken.lab.tune.search import Search, next_visit, sizes, spent_s, stand, visit_s
@@ -105,7 +105,8 @@ def show_costs(engine: str, setting: str, command: str, off: str, order: TuneOrd
         learnt = LearntCosts(learn(records), order.out)
         [launch] = read_source(command).launches
         found = export_launch(engine, launch, learnt)
-        write_files(order.out, found.files)
+        for name, text in found.files.items():
+            write_text(order.out / name, text)
     except ConfigError as error:
         say(f"nothing is written by what steps cost: {error}", "dim")
         return

@@ -331,7 +331,7 @@ def _documents(text: str) -> tuple[list[Any], Finding | None]:
             return [json.loads(text)], None
         except ValueError as error:
             message = f"is no JSON, so that it was not read as such: {error}"
-            return [], Finding.of(UNREAD_CHECK, "error", "file", message)
+            return [], Finding(UNREAD_CHECK, "error", "file", message)
     try:
         documents = [one for one in yaml.safe_load_all(text) if one is not None]
     except yaml.YAMLError as error:
@@ -341,7 +341,7 @@ def _documents(text: str) -> tuple[list[Any], Finding | None]:
         where = f"line {mark.line + 1}" if mark is not None else "file"
         known = "{{" in text or isinstance(error, yaml.constructor.ConstructorError)
         # A chart is filled in before anybody reads it; a tag is for whoever knows it.
-        return [], None if known else Finding.of(UNREAD_CHECK, "error", where, message)
+        return [], None if known else Finding(UNREAD_CHECK, "error", where, message)
     return (documents if all(isinstance(one, dict | list) for one in documents) else []), None
 
 
@@ -352,7 +352,7 @@ def _of_shell(text: str, engine: str) -> Iterator[Found]:
         if unclosed and _STARTS_SERVER.search(unclosed):
             message = f"a quotation has no end, so that it was not read: {unclosed}"
             remedy = "the quotation mark that is missing"
-            yield Finding.of(SHELL_CHECK, "error", "", message, remedy)
+            yield Finding(SHELL_CHECK, "error", "", message, remedy)
         following = zip(words, words[1:], strict=False)
         given = (then.text for word, then in following if word.text in ("-c", "-lc"))
         nested = next((text for text in given if " " in text), None)
@@ -372,12 +372,12 @@ def _of_shell(text: str, engine: str) -> Iterator[Found]:
                     "the command there; it is read here as if it went on"
                 )
                 remedy = "a backslash at the end of each line but the last"
-                yield Finding.of(SHELL_CHECK, "warning", torn, message, remedy)
+                yield Finding(SHELL_CHECK, "warning", torn, message, remedy)
             for part in launch.arguments if launch is not None else ():
                 if _ARRAY.search(part.raw):
                     message = "arrays of a shell are not read, so that these words were not checked"
                     remedy = "the words themselves in the command"
-                    yield Finding.of(UNREAD_CHECK, "error", part.raw, message, remedy)
+                    yield Finding(UNREAD_CHECK, "error", part.raw, message, remedy)
 
 
 def _assignments(words: list[str]) -> dict[str, str]:
@@ -496,7 +496,7 @@ def _python(text: str) -> ast.Module | Finding:
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         message = f"is no Python, so that the script was not read: {getattr(error, 'msg', error)}"
-        return Finding.of(PYTHON_CHECK, "error", f"line {line}" if line else "script", message)
+        return Finding(PYTHON_CHECK, "error", f"line {line}" if line else "script", message)
 
 
 def _of_python(tree: ast.Module, engine: str) -> Iterator[Launch]:

@@ -104,7 +104,7 @@ def judge(launch: Launch, machine: Machine, own: OwnParser | None = None) -> Lau
         for part in [part for part in files if isinstance(part.value, str)][:1]:
             message = f"whether it speculates stands in {part.value}, which was not read"
             where, remedy = part.written, f"foretoken lab lint {part.value}"
-        found.append(Finding.of("speculation", "note", where, message, remedy))
+        found.append(Finding("speculation", "note", where, message, remedy))
     if launch.broken:
         return LaunchVerdict(launch=launch, findings=tuple(found))
     right = _MENDED.get(launch.engine, lambda one: one)(today)
@@ -153,11 +153,11 @@ def check_vllm(launch: Launch) -> Iterator[Finding]:
         part = next(p for p in launch.parts if p.name in JSON_OPTIONS and is_unsaid(p.value))
         message = f"the text does not say what {part.value} is, so it was not checked"
         remedy = "the value in its place, or the line that sets it"
-        yield Finding.of("unread_config", "note", "speculative_config", message, remedy)
+        yield Finding("unread_config", "note", "speculative_config", message, remedy)
     if launch.broken:
         remedy = """quote it for the shell: '{"method": "ngram", "num_speculative_tokens": 5}'"""
         message = f"not a JSON object: {launch.broken}"
-        yield Finding.of("broken_config", "error", "speculative_config", message, remedy)
+        yield Finding("broken_config", "error", "speculative_config", message, remedy)
     if launch.speculation:
         yield from _length_and_ranks(launch, launch.speculation)
         yield from _draft_rule(launch.speculation)
@@ -199,7 +199,7 @@ def _reads_features(config: Mapping[str, Any]) -> bool:
 
 
 def _of(check: str, level: str, key: str, message: str, remedy: str = "") -> Finding:
-    return Finding.of(check, level, f"speculative_config.{key}", message, remedy)
+    return Finding(check, level, f"speculative_config.{key}", message, remedy)
 
 
 def _length_and_ranks(launch: Launch, config: Mapping[str, Any]) -> Iterator[Finding]:
@@ -286,7 +286,7 @@ def _schedule_problem(ranges: object) -> str:
 
 def _beside(launch: Launch) -> Iterator[Finding]:
     """Options of the server that do not go with drafting, and whether anybody sees acceptance."""
-    config, options, said = launch.speculation, launch.options, partial(Finding.of, "incompatible")
+    config, options, said = launch.speculation, launch.options, partial(Finding, "incompatible")
     if "logits-processors" in options:
         message = "custom logits processors are refused at start-up, except with Model Runner V2's "
         yield said("error", "--logits-processors", f"{message}interface")
@@ -303,7 +303,7 @@ def _beside(launch: Launch) -> Iterator[Finding]:
     if limit and own and limit > own:
         message = f"{limit} is beyond the target's {own}"
         yield said("error", "speculative_config.max_model_len", message)
-    off, said = "disable-log-stats", partial(Finding.of, "monitoring")
+    off, said = "disable-log-stats", partial(Finding, "monitoring")
     if options.get(off) in (True, "true", "True"):
         message = "no acceptance counters: nobody will notice when speculation stops paying"
         yield said("warning", f"--{off}", message)
@@ -320,18 +320,18 @@ def check_llama_cpp(launch: Launch) -> Iterator[Finding]:
     drafting = [name for name in options if name.startswith("spec-draft-")]
     if drafting and not drafts:
         message = "nothing drafts: neither a draft model nor --spec-type is given"
-        yield Finding.of("llama_types", "warning", f"--{drafting[0]}", message)
+        yield Finding("llama_types", "warning", f"--{drafting[0]}", message)
     sampling, known = options.get("spec-draft-sampling"), table["samplings"]
     if sampling is not None and sampling not in known:
         message = f"{sampling!r} is unknown"
-        yield Finding.of("llama_types", "error", "--spec-draft-sampling", message, ", ".join(known))
+        yield Finding("llama_types", "error", "--spec-draft-sampling", message, ", ".join(known))
     default, most = int(table["defaults"][_MOST]), number(options.get(_MOST))
     if drafts and most is not None and most >= 4 * default:
         message = (
             f"{most} was the default once; today it is {default}. Rows beyond what is accepted are "
             "wasted"
         )
-        yield Finding.of("llama_defaults", "note", f"--{_MOST}", message)
+        yield Finding("llama_defaults", "note", f"--{_MOST}", message)
     fewest = number(options.get(_FEWEST))
     if fewest:
         level = "error" if fewest > (most or default) else "warning"
@@ -341,8 +341,8 @@ def check_llama_cpp(launch: Launch) -> Iterator[Finding]:
         )
         if level == "error":
             message = f"it is above --{_MOST} ({most or default}): no draft is ever used"
-        yield Finding.of("n_min_discards", level, f"--{_FEWEST}", message, f"--{_FEWEST} 0")
-    said = partial(Finding.of, "llama_other")
+        yield Finding("n_min_discards", level, f"--{_FEWEST}", message, f"--{_FEWEST} 0")
+    said = partial(Finding, "llama_other")
     for name in [name for name in options if name.startswith("spec-synth-")][:1]:
         yield said("warning", f"--{name}", "forced acceptance writes garbage: only to measure")
     if "spec-draft-conf-min" in options:
@@ -359,7 +359,7 @@ def mended_llama_cpp(launch: Launch) -> Launch:
 
 
 def check_sglang(launch: Launch) -> Iterator[Finding]:
-    options, said = launch.options, partial(Finding.of, "sglang_shape")
+    options, said = launch.options, partial(Finding, "sglang_shape")
     name, right = _shape_of_sglang(launch)
     if name == _STEPS:
         message = "a block comes of one pass: SGLang takes 1, whatever is given"
@@ -406,7 +406,7 @@ def check_foretoken(launch: Launch) -> Iterator[Finding]:
     """By Foretoken's own settings; commands by their own parser, where there is one (`lint`)."""
     if launch.broken:
         message = f"not a JSON object: {launch.broken}"
-        yield Finding.of("foretoken_settings", "error", "speculative_config", message)
+        yield Finding("foretoken_settings", "error", "speculative_config", message)
         return
     given = {p.written: p.value for p in launch.parts if p.name and not in_json(p.name)}
     if launch.form != "python" or any(isinstance(v, Expression) for v in given.values()):
@@ -427,14 +427,14 @@ def speculation_finding(config: EngineConfig, *, by_default: bool) -> Finding:
     message = f"speculates with {named}" if named else "speculation is off"
     if by_default:
         message += ": all that there is for the model, where it never changes a token"
-    return Finding.of("speculation", "note", "", message)
+    return Finding("speculation", "note", "", message)
 
 
 def settings_finding(error: ConfigError) -> Finding:
     """What a setting that Foretoken refuses says."""
     remedy = error.allowed.partition("; `foretoken lab lint")[0]
     message = f"got {error.given!r}"
-    return Finding.of("foretoken_settings", "error", error.field, message, remedy)
+    return Finding("foretoken_settings", "error", error.field, message, remedy)
 
 
 _CHECKS = {

@@ -59,7 +59,7 @@ def check_pair(launch: Launch, machine: Machine) -> Iterator[Finding]:
         why = str(error)
     if machine.device and (found is None or unsized):
         message = f"memory was not checked: {unsized or why}"
-        yield Finding.of("unplanned", "note", "", message)
+        yield Finding("unplanned", "note", "", message)
     wanted: tuple[str, ...] = PAIR_CHECKS if sized else ("same_tokenizer", "ranks_divide")
     if any(launch.speculation.get(key) is True for key in _TRANSLATES):
         wanted = tuple(name for name in wanted if name != "same_tokenizer")

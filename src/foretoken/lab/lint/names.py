@@ -112,7 +112,7 @@ def todays(launch: Launch) -> tuple[Launch, list[Finding]]:
             version = engine_table(launch.engine)["version"]
             message = f"was removed{why}; {launch.engine} {version} {does}"
             remedy = _successor(row, launch, part.value)
-            found.append(Finding.of("removed_flag", "error", part.written, message, remedy))
+            found.append(Finding("removed_flag", "error", part.written, message, remedy))
             kind, _, name = row.successor.partition(":")
             if kind == "flag":
                 parts.append(_renamed(launch, part, name))
@@ -174,7 +174,7 @@ def _unknown_flag(launch: Launch, part: LaunchPart) -> Iterator[Finding]:
     whose = f": it is one of {other.engine}" if other else ""
     message = f"{launch.engine} knows no such option about speculation{whose}"
     remedy = remedy or (f"did you mean {near}?" if near else "")
-    yield Finding.of("unknown_flag", "error", part.written, message, remedy)
+    yield Finding("unknown_flag", "error", part.written, message, remedy)
 
 
 def _todays_config(
@@ -225,7 +225,7 @@ def _removed_key(
         remedy = _successor(row, launch, value)
         message = "has it no more" + (f": {row.why}" if row.why else "")
     where = f"speculative_config.{key}"
-    yield Finding.of("removed_key", "error", where, f"{launch.engine} {message}", remedy)
+    yield Finding("removed_key", "error", where, f"{launch.engine} {message}", remedy)
 
 
 def _removed_words(launch: Launch) -> Iterator[Finding]:
@@ -254,18 +254,18 @@ def _removed_words(launch: Launch) -> Iterator[Finding]:
             message = row.why or f"{word} was renamed"
             without = "a draft model or an EAGLE head where there is one; without one: ngram"
             remedy = row.now or without
-        yield Finding.of("removed_method", level, where, message, remedy)
+        yield Finding("removed_method", level, where, message, remedy)
     for key, value in {**options, **config}.items() if is_vllm else ():
         gone = gone_value("vllm", key, value)
         if gone is not None:
             message = f"{key} {value} is gone"
-            yield Finding.of("removed_value", "error", key, message, gone.remedy or gone.now)
+            yield Finding("removed_value", "error", key, message, gone.remedy or gone.now)
     whole = next((typed(part.value) for part in launch.parts if part.name in JSON_OPTIONS), None)
     keys = whole if is_vllm and isinstance(whole, dict) else {}
     for name, key in SHORT.items():
         if name in options and key in keys:
             message = f"{key} stands in --speculative-config too, which vLLM refuses"
-            yield Finding.of("given_twice", "error", f"--{name}", message, f"leave --{name} out")
+            yield Finding("given_twice", "error", f"--{name}", message, f"leave --{name} out")
 
 
 def schedule_of(switched_off_above: Any, drafts: Any) -> list[list[Any]]:

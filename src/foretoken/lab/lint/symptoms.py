@@ -127,7 +127,7 @@ def diagnose(text: str, engine: str = "auto") -> tuple[ServerLog, list[Finding]]
         evidence = _evidence(symptom, log)
         if evidence:
             cause = f"{symptom.cause} ({symptom.thread})"
-            found.append(Finding.of(symptom.name, symptom.level, evidence, cause, symptom.do))
+            found.append(Finding(symptom.name, symptom.level, evidence, cause, symptom.do))
     return log, found
 
 

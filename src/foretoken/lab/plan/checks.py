@@ -320,7 +320,7 @@ def findings_of(
     for check in checks:
         for level, message, *more in check(context):
             remedy, where = (*more, "", "")[:2]
-            yield Finding.of(check.__name__[1:], level, where, message, remedy)
+            yield Finding(check.__name__[1:], level, where, message, remedy)
 
 
 LEAST_END_TO_END = 1.05

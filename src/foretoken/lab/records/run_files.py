@@ -106,16 +106,21 @@ def make_folder(folder: Path) -> None:
         raise ConfigError("--out", str(folder), f"a folder to write to ({error})") from error
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Replace `path` by the JSON of `value`, whole or not at all. Raises ConfigError where there is
-    no writing to that place, or the disk is full."""
+def write_text(path: Path, text: str, option: str = "--out") -> None:
+    """Replace `path`, whole or not at all; errors name the `option`. Raises ConfigError where there
+    is no writing to that place, or the disk is full."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".partial")
-        temporary.write_text(json.dumps(to_plain(value), indent=2) + "\n", "utf-8")
+        temporary.write_text(text, "utf-8")
         os.replace(temporary, path)
     except OSError as error:
-        raise ConfigError("--out", str(path), f"a place to write to ({error})") from error
+        raise ConfigError(option, str(path), f"a place to write to ({error})") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """The same with the JSON of `value`."""
+    write_text(path, json.dumps(to_plain(value), indent=2) + "\n")
 
 
 def read_summary(folder: Path) -> AbSummary:

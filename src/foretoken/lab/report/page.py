@@ -17,13 +17,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import foretoken
-from foretoken.errors import ConfigError
 from foretoken.lab.analysis.dimensions import Dimension, show_value, spans_widely
 from foretoken.lab.analysis.whole_time import NOTHING_DRAFTED, break_even_of, draft_share_of
 from foretoken.lab.decide.overall import JudgedRun, Overall
 from foretoken.lab.decide.rules import requests_to_support, show_break_even, show_part
 from foretoken.lab.plain import to_plain
 from foretoken.lab.records.results import AcceptanceBucket, Quantiles
+from foretoken.lab.records.run_files import write_text
 from foretoken.lab.report import canvas
 from foretoken.lab.stats.intervals import Interval
 from foretoken.lab.verdict import LEAVE_IT_OFF, USE_IT, WORTH_IT
@@ -56,11 +56,7 @@ def write_page(file: Path, runs: Sequence[JudgedRun], overall: Overall, policy: 
         light=canvas.variables(dark=False),
         dark=canvas.variables(dark=True),
     )
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(page, "utf-8")
-    except OSError as error:
-        raise ConfigError("--html", str(file), f"a place to write to ({error})") from error
+    write_text(file, page, "--html")
 
 
 def _details(run: JudgedRun) -> str:
