@@ -20,10 +20,8 @@ def main() -> None:
     out = new_folder("whose_is_the_slow_tail")
     out.mkdir(parents=True)
     mix = write_mix(out / "mix.jsonl")
-    asked = ("--workload", mix, "--load", "closed:4", *sizes(4, 60), "--baseline", OFF,
-             "--candidate", ON)  # fmt: skip
-    found = measure(*asked, "--out", out / "ab")
-    alone = measure(*asked, "--grid", "class=edits,creative", "--out", out / "alone")["cells"]
+    found = measured(mix, "--out", out / "ab")
+    alone = measured(mix, "--grid", "class=edits,creative", "--out", out / "alone")["cells"]
     gains = {one["metric"]: one["ratio"] for one in found["gains"]}
     enough = {one["metric"]: one["enough"] for one in found["gains"]}
     tail = "tpot_p99" if enough["tpot_p99"] else "tpot_p95"
@@ -34,6 +32,12 @@ def main() -> None:
         f"{ratio(gains[tail])}{few}; run alone, whole answers gain {listed(told)}: "
         f"{blame(out / 'ab')}."
     )
+
+
+def measured(mix: Path, *words: str | Path) -> dict[str, Any]:
+    """The A/B of the mix, or of its classes."""
+    return measure("--workload", mix, "--load", "closed:4", *sizes(4, 60),
+                   "--baseline", OFF, "--candidate", ON, *words)  # fmt: skip
 
 
 def write_mix(path: Path) -> Path:
