@@ -48,7 +48,7 @@ def test_the_folder_of_a_run_is_made_of_them(tmp_path: Path) -> None:
 
     def read(*options: str, out: str = "out") -> ArmSummary:
         main([file, "--out", str(tmp_path / out), *options])
-        [arm] = read_summary(tmp_path / out, "RUN").arms
+        [arm] = read_summary(tmp_path / out).arms
         return arm
 
     arm = read("--slo", "ttft=0.05")
