@@ -13,7 +13,7 @@ from foretoken.errors import ConfigError
 from foretoken.lab.decide import until
 from foretoken.lab.decide.decision import Decision, decide
 from foretoken.lab.decide.ship_policy import load_policy
-from foretoken.lab.decide.until import MOST_LOOKS, run_until_decided
+from foretoken.lab.decide.until import MOST_LOOKS, UntilLimits, run_until_decided
 from foretoken.lab.measure.estimate import Pace, fit_into, seconds_of
 from foretoken.lab.measure.experiment import AbConfig, ArmConfig, Sizes, load_settings
 from foretoken.lab.measure.workload import WorkloadConfig
@@ -84,10 +84,9 @@ def test_the_blocks_that_are_missing_are_added(
     tmp_path: Path, policy: Path, workload: Path, measured: list[tuple[int, bool]]
 ) -> None:
     told: list[tuple[int, Decision | None]] = []
+    patience = UntilLimits(tell=lambda blocks, decision: told.append((blocks, decision)))
     rules = load_policy(str(policy))
-    summary = run_until_decided(
-        an_ab(workload), tmp_path, rules, tell=lambda *said: told.append(said)
-    )
+    summary = run_until_decided(an_ab(workload), tmp_path, rules, patience)
     assert measured == [(3, False), (4, True)]
     assert summary.look == 2 and decide(summary, rules).verdict == USE_IT
     assert told[0] == (3, None)
@@ -100,7 +99,7 @@ def test_patience_ends_with_what_was_measured(
 ) -> None:
     rules = load_policy(str(policy))
     config = an_ab(workload)
-    summary = run_until_decided(config, tmp_path, rules, most_s=0.0)
+    summary = run_until_decided(config, tmp_path, rules, UntilLimits(most_s=0.0))
     assert measured == [(3, False)] and decide(summary, rules).verdict == MEASURE_MORE
 
 

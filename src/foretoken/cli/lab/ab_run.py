@@ -29,7 +29,7 @@ from foretoken.extras import EXTRA_OF
 from foretoken.lab.decide.decision import Decision
 from foretoken.lab.decide.overall import judge_runs, read_runs
 from foretoken.lab.decide.ship_policy import ShipPolicy
-from foretoken.lab.decide.until import run_until_decided
+from foretoken.lab.decide.until import UntilLimits, run_until_decided
 from foretoken.lab.measure import grid
 from foretoken.lab.measure.ab import plan_ab, run_ab
 from foretoken.lab.measure.estimate import announce, announce_unasked, fit_into, probe
@@ -166,7 +166,7 @@ def _measure_two(order: AbOrder) -> int:
 
         most_s = 0.0 if order.fixed else 60 * (order.minutes or MOST_MINUTES)
         summary = run_until_decided(
-            order.settings, order.out, order.policy, most_s=most_s, tell=tell,
+            order.settings, order.out, order.policy, UntilLimits(most_s=most_s, tell=tell),
             resume=order.resume, watch=watch,
         )  # fmt: skip
     print_ab(console(), summary)

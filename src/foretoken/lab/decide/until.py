@@ -5,7 +5,7 @@ going on until a rule passes does not ship what should not be.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from foretoken.lab.decide.decision import Decision, decide
@@ -21,32 +21,37 @@ MOST_LOOKS = 5
 """The sixth look's intervals are so wide that another limit should be asked for instead."""
 
 
-Tell = Callable[[int, Decision | None], object]
-"""Told of the blocks that are wanted, and of what was said about those before."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UntilLimits:
+    """How long to go on."""
+
+    most_s: float = 1800.0
+    """No block begins that would end later than this, by the pace so far."""
+    tell: Callable[[int, Decision | None], object] = lambda _blocks, _decision: None
+    """Told of the blocks that are wanted, and of what was said about those before."""
 
 
 def run_until_decided(
     config: AbConfig,
     out: Path,
     policy: ShipPolicy,
+    limits: UntilLimits | None = None,
     *,
-    most_s: float = 1800.0,
-    tell: Tell = lambda _blocks, _decision: None,
     resume: bool = False,
     watch: Watch = silent,
 ) -> AbSummary:
-    """Measure `config.sizes`, judge, measure the blocks that are asked for, and judge again; none
-    begins that would end later than `most_s`, by the pace so far. Raises ConfigError: wrong
-    settings; EndpointError: a server is not there."""
+    """Measure `config.sizes`, judge, measure the blocks that are asked for, and judge again. Raises
+    ConfigError: wrong settings; EndpointError: a server is not there."""
+    limits = limits or UntilLimits()
     began = now()
-    tell(config.sizes.blocks, None)
+    limits.tell(config.sizes.blocks, None)
     while True:
         summary = run_ab(config, out, resume=resume, watch=watch)
         decision = decide(summary, policy, run=str(out))
         spent, done = now() - began, max(1, decision.num_blocks)
-        affordable = decision.num_blocks + int((most_s - spent) / (spent / done))
+        affordable = decision.num_blocks + int((limits.most_s - spent) / (spent / done))
         wanted = min(decision.needed_blocks or 0, affordable)
-        tell(wanted, decision)
+        limits.tell(wanted, decision)
         open_still = decision.verdict == MEASURE_MORE and summary.look < MOST_LOOKS
         if not open_still or wanted <= decision.num_blocks:
             return summary

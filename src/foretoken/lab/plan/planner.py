@@ -20,10 +20,11 @@ from foretoken.lab.plan.checks import (
     findings_of,
     judge,
 )
-from foretoken.lab.plan.memory_plan import draft_load, overhead_bytes, plan_memory
+from foretoken.lab.plan.memory_plan import MemoryPlan, draft_load, overhead_bytes, plan_memory
 from foretoken.lab.plan.method_plans import plan_of
 from foretoken.lab.plan.predict import (
     DraftSchedule,
+    MethodOutlook,
     PlannedLatency,
     PlannedSpeed,
     draft_schedule,
@@ -54,9 +55,15 @@ class DraftOutlook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculationPlan(PlanContext):
-    """The answer to one set of settings."""
+class SpeculationPlan:
+    """The answer to one set of settings; its first fields are those of the context."""
 
+    setup: Setup
+    plain: MemoryPlan
+    speculating: MemoryPlan
+    prediction: PlannedSpeed
+    outlooks: tuple[MethodOutlook, ...]
+    schedule: DraftSchedule
     verdict: PlanVerdict
     latencies: tuple[PlannedLatency, ...]
     """At the usual load and at the peak, with the drafts that the engine can be told."""
