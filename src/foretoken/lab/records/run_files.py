@@ -111,7 +111,7 @@ def write_text(path: Path, text: str, option: str = "--out") -> None:
     is no writing to that place, or the disk is full."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".partial")
+        temporary = path.parent / f"{path.name}.partial"
         temporary.write_text(text, "utf-8")
         os.replace(temporary, path)
     except OSError as error:
