@@ -88,11 +88,8 @@ def _gguf_files(folder: Path) -> list[Path]:
 
 
 def packaged_model(name: str) -> Path:
-    """The folder of a model or head that ships with the package.
-
-    Raises:
-        ModelNotFoundError: it is not installed.
-    """
+    """The folder of a model or head that ships with the package. Raises ModelNotFoundError: it is
+    not installed."""
     path = _packaged_root() / name
     if not (path / "config.json").is_file():
         raise ModelNotFoundError("model", name, f"a packaged model: {', '.join(installed())}")
@@ -244,11 +241,8 @@ def _listed(repo: str, revision: str | None) -> tuple[Path | None, list[str]]:
 
 
 def _choose(asked: _HubId, files: Sequence[str]) -> str:
-    """The one of a repository's GGUF files that is meant.
-
-    Raises:
-        ModelNotFoundError: none is, or several.
-    """
+    """The one of a repository's GGUF files that is meant. Raises ModelNotFoundError: none is, or
+    several."""
     repo, wanted = asked
     given = repo if wanted is None else f"{repo}{'/' if wanted.endswith('.gguf') else ':'}{wanted}"
     models = [file for file in files if not _LATER_PART.search(file)]

@@ -53,11 +53,8 @@ class OptionalPackages:
     def __exit__(
         self, kind: object, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Translate a missing package; every other error goes on as it is.
-
-        Raises:
-            MissingPackageError: a package of an extra is not installed.
-        """
+        """Translate a missing package; every other error goes on as it is. Raises
+        MissingPackageError: a package of an extra is not installed."""
         if isinstance(error, ModuleNotFoundError) and error.name is not None:
             package = error.name.split(".")[0]
             if package in EXTRA_OF:

@@ -108,10 +108,7 @@ def anonymous_memory(process: int | str = "self") -> int | None:
 
 def advise_memory(address: int, num_bytes: int, advice: int) -> None:
     """Linux's madvise; unlike that of Python's mappings it lets other threads go on meanwhile.
-
-    Raises:
-        OSError: the system refuses, or could not read what it was to bring into memory.
-    """
+    Raises OSError: the system refuses, or could not read what it was to bring into memory."""
     if _madvise()(address, num_bytes, advice) != 0:
         raise OSError(ctypes.get_errno(), "madvise")
 
@@ -169,11 +166,8 @@ def _free_memory() -> int:
 
 
 def check_temporary_folder() -> None:
-    """PyTorch, for one, makes files in a temporary folder when it is first used.
-
-    Raises:
-        ConfigError: there is none that can be written to.
-    """
+    """PyTorch, for one, makes files in a temporary folder when it is first used. Raises
+    ConfigError: there is none that can be written to."""
     try:
         tempfile.gettempdir()
     except FileNotFoundError as error:

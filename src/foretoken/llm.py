@@ -168,11 +168,7 @@ class LLM:
         return self._engine.metrics.read()
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer.
-
-        Raises:
-            PromptError: it has none.
-        """
+        """The model's tokenizer. Raises PromptError: it has none."""
         tokenizer = self._engine.parts.tokenizer
         if tokenizer is None:
             raise PromptError("prompt", "text", "token ids: the model has no tokenizer")

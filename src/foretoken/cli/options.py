@@ -66,11 +66,8 @@ def with_parameters(
 
 
 def parse_speculation(text: str) -> dict[str, Any] | None:
-    """The dictionary of `--speculative-config`; None for `none`.
-
-    Raises:
-        ConfigError: it is not a JSON object.
-    """
+    """The dictionary of `--speculative-config`; None for `none`. Raises ConfigError: it is not a
+    JSON object."""
     word = text.strip().lower()
     if word in (AUTO, "none"):
         return {"method": AUTO} if word == AUTO else None
@@ -85,11 +82,7 @@ def parse_speculation(text: str) -> dict[str, Any] | None:
 
 
 def parse_invariant(text: str) -> bool | str:
-    """The value of `--batch-invariant`.
-
-    Raises:
-        ConfigError: it is none of the three.
-    """
+    """The value of `--batch-invariant`. Raises ConfigError: it is none of the three."""
     choices: dict[str, bool | str] = {"auto": "auto", "on": True, "off": False}
     if text not in choices:
         raise ConfigError("--batch-invariant", text, ", ".join(choices))
@@ -97,11 +90,7 @@ def parse_invariant(text: str) -> bool | str:
 
 
 def read_text(path: Path, option: str) -> str:
-    """The text of a file named on the command line.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """The text of a file named on the command line. Raises ConfigError: it cannot be read."""
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -109,11 +98,8 @@ def read_text(path: Path, option: str) -> str:
 
 
 def read_prompts(path: Path, option: str = "--prompts") -> tuple[str, ...]:
-    """Prompts of a file: one per line, or JSON lines with a `prompt` each.
-
-    Raises:
-        ConfigError: the file cannot be read, is empty, or has a line without a prompt.
-    """
+    """Prompts of a file: one per line, or JSON lines with a `prompt` each. Raises ConfigError: the
+    file cannot be read, is empty, or has a line without a prompt."""
     lines = [line for line in read_text(path, option).splitlines() if line.strip()]
     if not lines:
         raise ConfigError(option, str(path), "a file with at least one prompt")

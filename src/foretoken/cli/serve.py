@@ -163,10 +163,7 @@ def _check_launch(
 
 def replicas_of(settings: Mapping[str, Any]) -> ReplicaConfig | None:
     """What settings say about replicas; None: nothing, so that one process serves without Ray.
-
-    Raises:
-        ConfigError: a value is not allowed.
-    """
+    Raises ConfigError: a value is not allowed."""
     own = {name: settings[name] for name in _REPLICAS if name in settings}
     return ReplicaConfig.of_options(own) if own else None
 
@@ -262,10 +259,7 @@ def speculates_by_default(settings: dict[str, Any], config: EngineConfig) -> boo
 
 def speculation_of(settings: dict[str, Any]) -> dict[str, Any] | None:
     """`--speculative-config` with the three short flags put in; None: `none`, or nothing given.
-
-    Raises:
-        ConfigError: the same thing given twice, or a short flag beside `none`.
-    """
+    Raises ConfigError: the same thing given twice, or a short flag beside `none`."""
     given = settings.get("speculative_config")
     named = {key: settings.get(f"spec_{word}") for key, word in _SHORT.items()}
     short = {key: value for key, value in named.items() if value is not None}

@@ -39,11 +39,8 @@ class TrainGroup(TyperGroup):
     """
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that word.
-
-        Raises:
-            ConfigError: it is the word of a method, which has another command or none.
-        """
+        """The command of that word. Raises ConfigError: it is the word of a method, which has
+        another command or none."""
         if cmd_name not in self.commands:
             self._add_packages()
         found = super().get_command(ctx, cmd_name)

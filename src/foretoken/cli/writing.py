@@ -139,11 +139,8 @@ class TimedText:
         self.metrics: RequestMetrics | None = None
 
     def follow(self, outputs: Iterator[Output]) -> Generator[Output, None, None]:
-        """The outputs, taken note of as they pass.
-
-        Raises:
-            ForetokenError: the last one ends with an error.
-        """
+        """The outputs, taken note of as they pass. Raises ForetokenError: the last one ends with an
+        error."""
         with closing(outputs):  # type: ignore[type-var]  # a generator, which ends its request
             for output in outputs:
                 self.seconds = time.perf_counter() - self._began

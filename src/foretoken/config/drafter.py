@@ -133,12 +133,8 @@ class VocabularyConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterConfig:
-    """One drafter.
-
-    Raises:
-        ConfigError: a value is out of range or two values contradict each other.
-        NotYetError: a method or a value of vLLM that is not built yet.
-    """
+    """One drafter. Raises ConfigError: a value is out of range or two values contradict each other;
+    NotYetError: a method or a value of vLLM that is not built yet."""
 
     method: str
     """`draft_model`, `parallel` (PARD), `eagle`, `eagle3`, `dflash`, `dspark`, `mlp`, `medusa`,
@@ -369,11 +365,8 @@ def _names_a_class(model: object) -> bool:
 
 
 def _read_choices(given: Any) -> tuple[tuple[int, ...], ...]:
-    """`choices` as sorted paths of ranks; text is read as vLLM's speculative_token_tree.
-
-    Raises:
-        ConfigError: not paths, a path without its beginning, one given twice, or too many.
-    """
+    """`choices` as sorted paths of ranks; text is read as vLLM's speculative_token_tree. Raises
+    ConfigError: not paths, a path without its beginning, one given twice, or too many."""
     where, paths = WHERE + "choices", given
     if isinstance(given, str):
         try:

@@ -30,12 +30,8 @@ Control: TypeAlias = Literal["adaptive", "fixed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What `LLM(...)` takes. `resolve` turns it into numbers.
-
-    Raises:
-        ConfigError: a value is out of range.
-        NotYetError: a value asks for a part that is not built.
-    """
+    """What `LLM(...)` takes. `resolve` turns it into numbers. Raises ConfigError: a value is out of
+    range; NotYetError: a value asks for a part that is not built."""
 
     model: Annotated[str, Allowed("a name", bool)]
     """Packaged name (`demo`, `demo-draft`), local folder or GGUF file, or Hugging Face id; of its

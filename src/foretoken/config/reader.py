@@ -75,12 +75,8 @@ class KeyTable:
     """Keys that are not taken, beside their neutral values, and what to write instead."""
 
     def accept(self, given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-        """The part of `given` whose keys are `known`, with `_` for `-`.
-
-        Raises:
-            NotYetError: a neutral key at another value.
-            ConfigError: a key that is gone or unknown.
-        """
+        """The part of `given` whose keys are `known`, with `_` for `-`. Raises NotYetError: a
+        neutral key at another value; ConfigError: a key that is gone or unknown."""
         known = tuple(known)
         kept = {}
         for key, value in given.items():

@@ -16,11 +16,8 @@ _SHORT_STEP = 512
 
 
 def budget_of(facts: MemoryFacts) -> Budget:
-    """The budget of this configuration.
-
-    Raises:
-        ConfigError: it cannot work; with the arithmetic, and what would.
-    """
+    """The budget of this configuration. Raises ConfigError: it cannot work; with the arithmetic,
+    and what would."""
     budget = plan_pages(facts)
     field = shortage_of(facts, budget)
     if field is None:

@@ -139,12 +139,8 @@ class LoadConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
-    """How drafts are made and checked.
-
-    Raises:
-        ConfigError: a value is out of range or two values contradict each other.
-        NotYetError: a method, a rule or a key of vLLM that is not built yet.
-    """
+    """How drafts are made and checked. Raises ConfigError: a value is out of range or two values
+    contradict each other; NotYetError: a method, a rule or a key of vLLM that is not built yet."""
 
     drafters: tuple[DrafterConfig, ...]
     """Several drafters: a list of dictionaries with the keys of one drafter each. Left out where
@@ -238,11 +234,8 @@ def _accepted(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
 
 
 def _several(kept: Mapping[str, Any], target: str | None) -> tuple[DrafterConfig, ...]:
-    """The drafters of `drafters`, each completed with the common number of drafts.
-
-    Raises:
-        ConfigError: `drafters` is not a list of dictionaries, or a key stands where it cannot.
-    """
+    """The drafters of `drafters`, each completed with the common number of drafts. Raises
+    ConfigError: `drafters` is not a list of dictionaries, or a key stands where it cannot."""
     where, entries = WHERE + "drafters", kept["drafters"]
     method, allowed = kept.get("method", "drafters"), "auto, drafters, or left out beside them"
     require(WHERE + "method", method, method in ("drafters", AUTO), allowed)
@@ -277,12 +270,8 @@ def _refuse_keys_of_drafters(kept: Mapping[str, Any], allowed: str) -> None:
 
 
 def _read_schedule(given: object, max_drafts: int) -> Schedule:
-    """num_speculative_tokens_per_batch_size as (first, last, drafts) triples.
-
-    Raises:
-        ConfigError: not triples, sizes that do not start at 1 or do not ascend, or more drafts
-            than `max_drafts`.
-    """
+    """num_speculative_tokens_per_batch_size as (first, last, drafts) triples. Raises ConfigError:
+    not triples, sizes that do not start at 1 or do not ascend, or more drafts than `max_drafts`."""
     where = WHERE + "num_speculative_tokens_per_batch_size"
     allowed = f"[[first, last, drafts], ...], sizes from 1 upwards, 0 to {max_drafts} drafts each"
     try:

@@ -77,11 +77,7 @@ class SharedEngine:
 
     @property
     def engine(self) -> Engine:
-        """The engine.
-
-        Raises:
-            ConfigError: it was closed.
-        """
+        """The engine. Raises ConfigError: it was closed."""
         if self._engine is None:
             raise ConfigError("LLM", "closed", "an LLM that has not been closed")
         return self._engine
@@ -98,11 +94,8 @@ class SharedEngine:
         return Reader(self)
 
     def add(self, requests: Iterable[Request], reader: "Reader") -> None:
-        """Queue requests; if one is refused, the reader has to be closed.
-
-        Raises:
-            RequestError: one of them can never run.
-        """
+        """Queue requests; if one is refused, the reader has to be closed. Raises RequestError: one
+        of them can never run."""
         with self._turn():
             self._end_orphans()
             for request in requests:
@@ -139,10 +132,7 @@ class SharedEngine:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Alone in the engine. Threads take turns: whoever comes back waits behind one that waits.
-
-        Raises:
-            ConfigError: this thread is in the engine already.
-        """
+        Raises ConfigError: this thread is in the engine already."""
         if self._owner == threading.get_ident():
             allowed = "calls from outside: what runs inside a step of an LLM cannot use it"
             raise ConfigError("LLM", "a call inside a step of its own", allowed)
@@ -208,11 +198,8 @@ class Reader:
             yield output
 
     def add(self, requests: Iterable[Request]) -> None:
-        """Queue requests whose outputs it is to read.
-
-        Raises:
-            RequestError: one of them can never run.
-        """
+        """Queue requests whose outputs it is to read. Raises RequestError: one of them can never
+        run."""
         self._shared.add(requests, self)
 
     def close(self) -> None:

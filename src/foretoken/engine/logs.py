@@ -15,11 +15,8 @@ _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def chosen_level() -> str | None:
-    """The level that FORETOKEN_LOGGING_LEVEL names; None where it is not set.
-
-    Raises:
-        ConfigError: it is no level.
-    """
+    """The level that FORETOKEN_LOGGING_LEVEL names; None where it is not set. Raises ConfigError:
+    it is no level."""
     level = os.environ.get(LEVEL_VARIABLE, "").upper()
     if level and level not in _LEVELS:
         raise ConfigError(LEVEL_VARIABLE, level, ", ".join(_LEVELS))

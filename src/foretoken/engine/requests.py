@@ -188,11 +188,8 @@ class Intake:
             self.check_policy(own, limits)
 
     def check_policy(self, policy: Speculation, limits: Mapping[str, int]) -> None:
-        """Check a policy against the drafters that there are and the most drafts of each.
-
-        Raises:
-            ParameterError: an unknown drafter, or too many drafts.
-        """
+        """Check a policy against the drafters that there are and the most drafts of each. Raises
+        ParameterError: an unknown drafter, or too many drafts."""
         if policy.drafter is not None and policy.drafter not in limits:
             allowed = ", ".join(limits) or "nothing: the engine has no drafter"
             raise ParameterError("speculation.drafter", policy.drafter, allowed)

@@ -52,11 +52,8 @@ class OutputStream:
         self._changed = asyncio.Event()
 
     async def batches(self, deadline: float | None = None) -> AsyncIterator[list[Output]]:
-        """What has come since the last batch, until all requests have ended.
-
-        Raises:
-            TimeoutError: nothing came before `deadline` (the loop's time).
-        """
+        """What has come since the last batch, until all requests have ended. Raises TimeoutError:
+        nothing came before `deadline` (the loop's time)."""
         while self._waiting or self.live:
             if not self._waiting:
                 self._changed.clear()
@@ -215,12 +212,8 @@ class AsyncEngine:
             self._commands.put(_Command(lambda: self._abort(ids)))
 
     async def call(self, function: Callable[[Engine], Result]) -> Result:
-        """Run `function` in the engine's thread between two steps.
-
-        Raises:
-            EngineLostError: the thread has ended.
-            Exception: what `function` raised.
-        """
+        """Run `function` in the engine's thread between two steps. Raises EngineLostError: the
+        thread has ended; Exception: what `function` raised."""
         if self.lost is not None or self._stopping:
             raise EngineLostError("the engine has stopped")
         loop = asyncio.get_running_loop()

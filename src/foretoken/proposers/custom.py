@@ -44,11 +44,8 @@ def load_spec(config: DrafterConfig, target: Target) -> DrafterSpec:
 
 
 def load_custom(path: str, settings: ProposerSettings) -> Proposer:
-    """Import `package.module.Class`, a `Proposer`, and call it with `settings`.
-
-    Raises:
-        ConfigError: there is no such module or class, or it is no Proposer.
-    """
+    """Import `package.module.Class`, a `Proposer`, and call it with `settings`. Raises ConfigError:
+    there is no such module or class, or it is no Proposer."""
     module_name, _, class_name = path.rpartition(".")
     try:
         module = importlib.import_module(module_name)
@@ -73,11 +70,8 @@ class DraftCheck:
     vocab_size: int
 
     def checked(self, draft: Any, context: Context) -> Draft:
-        """The draft as it was given, its sequences as tuples.
-
-        Raises:
-            ConfigError: it is no draft for these spans; with the drafter's name.
-        """
+        """The draft as it was given, its sequences as tuples. Raises ConfigError: it is no draft
+        for these spans; with the drafter's name."""
         if not isinstance(draft, Draft):
             self._refuse("its draft", draft, "a foretoken.models.tensors.Draft")
         spans = context.spans

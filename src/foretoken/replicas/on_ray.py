@@ -119,12 +119,8 @@ class RayReplicas:
         self._deployed: list[str] = []
 
     def __enter__(self) -> "RayReplicas":
-        """Start Ray or join it, and all replicas.
-
-        Raises:
-            ConfigError: there is no cluster at the address, or it has too few cores.
-            EngineLostError: the replicas could not be started.
-        """
+        """Start Ray or join it, and all replicas. Raises ConfigError: there is no cluster at the
+        address, or it has too few cores; EngineLostError: the replicas could not be started."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # Workers of a Ray are 15 nicer than others; a server among them would lose its cores.
         os.environ.setdefault("RAY_worker_niceness", "0")

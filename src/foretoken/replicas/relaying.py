@@ -65,30 +65,19 @@ class Upstream:
         """Called when it is closed."""
 
     async def open(self, body: bytes, headers: dict[str, str]) -> httpx.Response:
-        """Send the request; the head of the answer.
-
-        Raises:
-            ReplicaFailed: there is none.
-        """
+        """Send the request; the head of the answer. Raises ReplicaFailed: there is none."""
         request = self._client.build_request("POST", self._url, content=body, headers=headers)
         self._response = await self._wait_for(self._client.send(request, stream=True))
         return self._response
 
     async def whole(self) -> bytes:
-        """All of the answer.
-
-        Raises:
-            ReplicaFailed: it broke off.
-        """
+        """All of the answer. Raises ReplicaFailed: it broke off."""
         assert self._response is not None, "nothing was sent"
         return await self._wait_for(self._response.aread())
 
     async def parts(self) -> AsyncGenerator[StreamPart, None]:
-        """The events of a stream; the last part has no mark.
-
-        Raises:
-            ReplicaFailed: it broke off, or cannot be read.
-        """
+        """The events of a stream; the last part has no mark. Raises ReplicaFailed: it broke off, or
+        cannot be read."""
         assert self._response is not None, "nothing was sent"
         pieces = self._response.aiter_raw()
         waiting, whole = b"", bytearray()
@@ -285,11 +274,8 @@ class RelayedAnswer:
         around.requests.open.add(self)
 
     async def whole(self) -> bytes:
-        """An answer in one piece; a replica that fails has written for nobody.
-
-        Raises:
-            Problem: it was refused, or no replica could give it.
-        """
+        """An answer in one piece; a replica that fails has written for nobody. Raises Problem: it
+        was refused, or no replica could give it."""
         while True:
             upstream = await self.begin()
             try:
@@ -300,11 +286,8 @@ class RelayedAnswer:
                 await self._fail(str(failure))
 
     async def events(self) -> Events:
-        """The events of a stream that has begun.
-
-        Raises:
-            Problem: no replica could go on with it, or the server is going away.
-        """
+        """The events of a stream that has begun. Raises Problem: no replica could go on with it, or
+        the server is going away."""
         while True:
             assert self._upstream is not None, "begun before"
             try:
@@ -345,11 +328,8 @@ class RelayedAnswer:
             self._assigned.end()
 
     async def begin(self) -> Upstream:
-        """Send it to replicas until one takes it, which begins to answer.
-
-        Raises:
-            Problem: it was refused, or no replica could take it.
-        """
+        """Send it to replicas until one takes it, which begins to answer. Raises Problem: it was
+        refused, or no replica could take it."""
         while True:
             upstream = await self._route()
             try:
@@ -424,11 +404,7 @@ class RelayedAnswer:
                 raise ReplicaFailed(str(error.get("message")))
 
     async def _fail(self, cause: str) -> None:
-        """The replica failed: find out what to do next.
-
-        Raises:
-            Problem: nothing can be done.
-        """
+        """The replica failed: find out what to do next. Raises Problem: nothing can be done."""
         assert self._upstream is not None and self._replica is not None, "sent to somebody"
         self._leave()
         await self._upstream.close()

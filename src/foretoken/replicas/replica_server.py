@@ -35,13 +35,8 @@ class ReplicaServer:
     """A server that runs until it is closed."""
 
     def __init__(self, spec: ReplicaSpec) -> None:
-        """Load the model and begin to serve.
-
-        Raises:
-            ConfigError: a setting is wrong.
-            ModelError: the model is missing or broken.
-            EngineLostError: the server did not start.
-        """
+        """Load the model and begin to serve. Raises ConfigError: a setting is wrong; ModelError:
+        the model is missing or broken; EngineLostError: the server did not start."""
         if spec.cores is not None:
             keep_to(frozenset(spec.cores))  # before weights and caches are written
         if spec.log_format is not None:

@@ -48,11 +48,8 @@ class ReplicaConfig:
 
     @classmethod
     def of_options(cls, given: Mapping[str, Any]) -> "ReplicaConfig":
-        """From the options of the command line or its file, where `replicas` may be text.
-
-        Raises:
-            ConfigError: a value is not allowed.
-        """
+        """From the options of the command line or its file, where `replicas` may be text. Raises
+        ConfigError: a value is not allowed."""
         count = given.get("replicas", 1)
         if count == PER_NODE:
             for name in given.keys() - {"replicas"}:

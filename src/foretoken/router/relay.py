@@ -113,11 +113,8 @@ class Relay:
             self._outputs[choice].ended = finish_reason is not None
 
     def fail(self, replica: ReplicaView, cause: str, now: float) -> Seek:
-        """The next attempt, after this replica died, hung, broke off or refused.
-
-        Raises:
-            GivenUp: there is none.
-        """
+        """The next attempt, after this replica died, hung, broke off or refused. Raises GivenUp:
+        there is none."""
         assert self.seek.needs.allows(replica), (self.seek.needs, replica)
         failure, restarts = f"replica {replica.replica_id} failed ({cause})", len(self._failed)
         if now >= self._deadline:

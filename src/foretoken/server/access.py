@@ -151,11 +151,8 @@ class Access:
         raise Problem(403, f"host: got {host[:200]!r}; allowed: {allowed}", code="foreign_host")
 
     def _authorize(self, path: str, headers: Headers) -> str | None:
-        """The tenant that the key stands for, None if no key is asked for.
-
-        Raises:
-            Problem: 401, the key does not open the path.
-        """
+        """The tenant that the key stands for, None if no key is asked for. Raises Problem: 401, the
+        key does not open the path."""
         given = _token(headers.get("authorization", ""))
         if path.startswith("/admin"):
             key = self._config.admin_key

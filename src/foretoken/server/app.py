@@ -99,11 +99,8 @@ def build_state(
 
 
 def _kv_events(engine: Engine, config: ServerConfig) -> "KVEventPublisher | None":
-    """What tells of KV pages, if that is wanted.
-
-    Raises:
-        ConfigError: there is no prefix cache to tell of, or an address is taken.
-    """
+    """What tells of KV pages, if that is wanted. Raises ConfigError: there is no prefix cache to
+    tell of, or an address is taken."""
     if not config.kv_events.is_on:
         return None
     parts = engine.parts

@@ -262,11 +262,8 @@ class FairTokens:
 
 
 def auditor_of(engine: AsyncEngine, share: float) -> "Auditor":
-    """An auditor of an engine.
-
-    Raises:
-        ConfigError: its rule changes the output, so that every audit would fail.
-    """
+    """An auditor of an engine. Raises ConfigError: its rule changes the output, so that every audit
+    would fail."""
     config = engine.engine.parts.config
     speculative = config.user.speculative_config
     rule = "auto" if speculative is None else speculative.rule.rejection_sample_method

@@ -103,11 +103,8 @@ def spans_of(server: ServerConfig, model: str) -> "RequestSpans | None":
 
 
 def bound(server: ServerConfig) -> socket.socket:
-    """A socket before the model is loaded, so that a taken port is known at once.
-
-    Raises:
-        ConfigError: the port is taken.
-    """
+    """A socket before the model is loaded, so that a taken port is known at once. Raises
+    ConfigError: the port is taken."""
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     # asyncio turns Nagle's algorithm off only where a socket says that it is TCP; with it on, the
     # events of a stream wait for each other.

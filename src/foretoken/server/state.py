@@ -105,10 +105,7 @@ def request_id_of(request: Request) -> str:
 
 def priority_of(request: Request, given: int) -> int:
     """The priority of a request; with API keys a tenant may step back, but never ahead of others.
-
-    Raises:
-        ParameterError: it is out of bounds.
-    """
+    Raises ParameterError: it is out of bounds."""
     keyed = request.scope["foretoken.tenant"] is not None
     least, most = (0 if keyed else -_MOST_PRIORITY), _MOST_PRIORITY
     if not least <= given <= most:

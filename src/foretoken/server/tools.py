@@ -380,11 +380,8 @@ class ToolPlan:
 
 
 def plan_tools(body: ChatBody, parser: str, tokenizer: Tokenizer | None) -> ToolPlan:
-    """The plan for a body, with the server's `parser` and the model's `tokenizer`.
-
-    Raises:
-        ParameterError: a choice without tools, an unknown name, or two tools of one name.
-    """
+    """The plan for a body, with the server's `parser` and the model's `tokenizer`. Raises
+    ParameterError: a choice without tools, an unknown name, or two tools of one name."""
     tools, choice = body.tools or None, body.tool_choice
     if tools is None:
         if choice not in (None, "none", "auto"):

@@ -161,12 +161,8 @@ class ModelFamily:
     """Other model types with the same attention, which are planned for but not run."""
 
     def shape_fields(self, config: Config) -> dict[str, Any]:
-        """ModelShape's fields that depend on the family.
-
-        Raises:
-            UnsupportedModelError: a feature that is not run.
-            CheckpointError: a field is missing or wrong.
-        """
+        """ModelShape's fields that depend on the family. Raises UnsupportedModelError: a feature
+        that is not run; CheckpointError: a field is missing or wrong."""
         head_dim = self.head_dim_of(config)
         own = self.read({**config, "head_dim": head_dim})
         if "experts" not in own:
@@ -191,11 +187,8 @@ class ModelFamily:
 
 
 def find_family(model_type: object) -> ModelFamily | None:
-    """The family of this name; None: it has no record.
-
-    Raises:
-        ConfigError: an installed package names a record for it that is none.
-    """
+    """The family of this name; None: it has no record. Raises ConfigError: an installed package
+    names a record for it that is none."""
     if not isinstance(model_type, str):
         return None
     if model_type not in _BY_NAME and model_type in _plugins().names:

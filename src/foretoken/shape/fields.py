@@ -18,11 +18,7 @@ SLIDING: Final = "sliding_attention"
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in `file`.
-
-    Raises:
-        CheckpointError: it cannot be read, is no JSON, or no object.
-    """
+    """The object in `file`. Raises CheckpointError: it cannot be read, is no JSON, or no object."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

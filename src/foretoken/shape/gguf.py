@@ -73,11 +73,8 @@ def about_gguf(path: Path) -> Iterator[None]:
 
 
 def gguf_parts(path: Path) -> tuple[Path, ...]:
-    """The files of the model whose first file is `path`.
-
-    Raises:
-        CheckpointError: it is another part than the first, or one is missing.
-    """
+    """The files of the model whose first file is `path`. Raises CheckpointError: it is another part
+    than the first, or one is missing."""
     named = _PART.fullmatch(path.name)
     if named is None:
         return (path,)
@@ -126,12 +123,8 @@ def _open(parts: tuple[Path, ...], changed: tuple[int, ...]) -> GgufTable:
 
 
 def gguf_config(path: Path) -> dict[str, Any]:
-    """What config.json would say of the model in this file.
-
-    Raises:
-        UnsupportedModelError: another architecture, or positions that are not recognized.
-        CheckpointError: metadata are missing.
-    """
+    """What config.json would say of the model in this file. Raises UnsupportedModelError: another
+    architecture, or positions that are not recognized; CheckpointError: metadata are missing."""
     table = open_gguf(path)
     with about_gguf(path):
         return _model_config(table)
@@ -171,11 +164,8 @@ def check_experts(tensor: GgufTensor, count: int) -> None:
 
 
 def gguf_head_marks(path: Path) -> dict[str, Any]:
-    """What config.json would say the drafting head in this file is; empty: it holds none.
-
-    Raises:
-        CheckpointError: no GGUF file, one that is broken or cut short, or a part is missing.
-    """
+    """What config.json would say the drafting head in this file is; empty: it holds none. Raises
+    CheckpointError: no GGUF file, one that is broken or cut short, or a part is missing."""
     table = open_gguf(path)
     row = head_of(table)
     return {} if row is None else row.marks(table)

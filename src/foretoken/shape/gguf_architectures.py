@@ -193,11 +193,7 @@ class GgufArchitecture:
 
 
 def architecture_of(table: GgufTable) -> GgufArchitecture:
-    """The row of a file.
-
-    Raises:
-        UnsupportedModelError: none, or the file is not a language model's.
-    """
+    """The row of a file. Raises UnsupportedModelError: none, or of no language model."""
     name = table.get("general.architecture", str)
     if name == "clip":
         given = "clip: what turns pictures or sounds into tokens of a model"

@@ -52,11 +52,8 @@ def ends_of_text(table: GgufTable) -> dict[int, str]:
 
 
 def id_of(table: GgufTable, field: str, default: int | None = None) -> int | None:
-    """The id that the file gives as `field` (`eos`, `bos`, ...); `default` if it gives none.
-
-    Raises:
-        CheckpointError: there is no such token.
-    """
+    """The id that the file gives as `field` (`eos`, `bos`, ...); `default` if it gives none. Raises
+    CheckpointError: there is no such token."""
     name = f"tokenizer.ggml.{field}_token_id"
     found = table.get(name, int)
     if found is None:
@@ -69,11 +66,8 @@ def id_of(table: GgufTable, field: str, default: int | None = None) -> int | Non
 
 
 def types_of(table: GgufTable) -> Types | None:
-    """The type of each token; None if the file has none, and all are normal.
-
-    Raises:
-        CheckpointError: no list of integers, or not as many as tokens.
-    """
+    """The type of each token; None if the file has none, and all are normal. Raises
+    CheckpointError: no list of integers, or not as many as tokens."""
     found: Types | None = table.get(TOKEN_TYPES, np.ndarray)
     tokens = table.get(TOKENS, Strings)
     if found is None or tokens is None:

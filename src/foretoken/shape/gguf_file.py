@@ -69,29 +69,18 @@ class Strings(NamedTuple):
         return np.append(self.starts[1:] - _LENGTH.size, len(self.raw))[: self.size]
 
     def __iter__(self) -> Iterator[Any]:
-        """Each as text.
-
-        Raises:
-            CheckpointError: one is no UTF-8.
-        """
+        """Each as text. Raises CheckpointError: one is no UTF-8."""
         return (self.at(index) for index in range(self.size))
 
     def at(self, index: int) -> str:
-        """One as text.
-
-        Raises:
-            CheckpointError: it is no UTF-8.
-        """
+        """One as text. Raises CheckpointError: it is no UTF-8."""
         start = int(self.starts[index])
         (length,) = _LENGTH.unpack_from(self.raw, start - _LENGTH.size)
         return _text(self.name, self.raw[start : start + length])
 
     def texts(self) -> list[str]:
-        """All as texts: several times quicker than one after the other.
-
-        Raises:
-            CheckpointError: one is no UTF-8.
-        """
+        """All as texts: several times quicker than one after the other. Raises CheckpointError: one
+        is no UTF-8."""
         apart = np.frombuffer(self.raw, np.uint8).copy()
         kept = np.ones(apart.size, bool)
         for place in range(2, _LENGTH.size + 1):
@@ -166,11 +155,8 @@ class GgufTable:
     tensors: Mapping[str, GgufTensor]
 
     def get(self, name: str, kind: type, default: Any = None) -> Any:
-        """A value of the metadata; `default` if there is none.
-
-        Raises:
-            CheckpointError: it is not of this kind.
-        """
+        """A value of the metadata; `default` if there is none. Raises CheckpointError: it is not of
+        this kind."""
         value = self.metadata.get(name)
         if value is None:
             return default
@@ -186,12 +172,8 @@ class GgufTable:
 
 
 def read_gguf(path: Path) -> GgufTable:
-    """Map a file and read its table.
-
-    Raises:
-        CheckpointError: it is no GGUF file, is cut short, or says what cannot be.
-        OSError: it cannot be read.
-    """
+    """Map a file and read its table. Raises CheckpointError: it is no GGUF file, is cut short, or
+    says what cannot be; OSError: it cannot be read."""
     if path.stat().st_size < 24:
         raise CheckpointError(path.name, f"{path.stat().st_size} bytes", "a complete GGUF file")
     with path.open("rb") as file:

@@ -12,11 +12,7 @@ _MOST_HEADER = 100 << 20
 
 
 def headers(folder: Path) -> Iterator[dict[str, Any]]:
-    """Name -> type, shape and place, file by file.
-
-    Raises:
-        CheckpointError: a file is cut short.
-    """
+    """Name -> type, shape and place, file by file. Raises CheckpointError: a file is cut short."""
     for path in sorted(folder.glob("model*.safetensors")):
         with path.open("rb") as file:
             start = file.read(8)
@@ -29,9 +25,5 @@ def headers(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def stored_names(folder: Path) -> set[str]:
-    """Names of all tensors.
-
-    Raises:
-        CheckpointError: as `headers`.
-    """
+    """Names of all tensors. Raises CheckpointError: as `headers`."""
     return {name for header in headers(folder) for name in header}

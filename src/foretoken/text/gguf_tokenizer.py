@@ -254,11 +254,8 @@ class _Vocabulary(NamedTuple):
         return None if token is None else self.texts[token]
 
     def by_text(self) -> dict[str, int]:
-        """Ids; without tokens that are only there to fill the embedding up.
-
-        Raises:
-            TokenizerError: a token is there twice.
-        """
+        """Ids; without tokens that are only there to fill the embedding up. Raises TokenizerError:
+        a token is there twice."""
         found = dict(zip(self.texts, range(len(self.texts)), strict=True))
         empty = self.texts.count("")
         if len(found) + max(0, empty - 1) != len(self.texts):

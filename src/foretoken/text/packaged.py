@@ -24,10 +24,7 @@ class PackagedText(NamedTuple):
 
 def packaged_texts(kind: Kind, count: int | None = None) -> tuple[PackagedText, ...]:
     """The first `count` of a kind, or all: 200 of code, 48 edits, 128 texts of about 512 tokens.
-
-    Raises:
-        ConfigError: there are not so many.
-    """
+    Raises ConfigError: there are not so many."""
     rows = [json.loads(line) for line in PATH.read_text("utf-8").splitlines()]
     found = tuple(PackagedText(row["name"], row["text"]) for row in rows if row["kind"] == kind)
     if count is not None and count > len(found):

@@ -54,11 +54,7 @@ def most_seconds(num_bytes: int) -> float:
 
 def order_of(source: str, given: Mapping[str, Any] | None) -> bytes:
     """An order: fill the template `source` with what is `given`, plain JSON values; None: say which
-    variables it reads and does not set, one a line.
-
-    Raises:
-        ValueError: it is nested too deeply.
-    """
+    variables it reads and does not set, one a line. Raises ValueError: it is nested too deeply."""
     order: Any = (source, given)
     return marshal.dumps(order)
 
@@ -78,11 +74,8 @@ class Renderers:
         self._num_busy = 0
 
     def warm_up(self) -> None:
-        """Have a process started, and do not wait for it.
-
-        Raises:
-            ForetokenError: no process can be started.
-        """
+        """Have a process started, and do not wait for it. Raises ForetokenError: no process can be
+        started."""
         with self._changed:
             if not self._idle and self._num_busy < MOST_RENDERS:
                 self._idle.append(_Process())
@@ -162,11 +155,7 @@ class _Process:
     """One process and the line to it. Used by one thread at a time."""
 
     def __init__(self) -> None:
-        """Start it.
-
-        Raises:
-            ForetokenError: that is not possible.
-        """
+        """Start it. Raises ForetokenError: that is not possible."""
         self._owner = os.getpid()
         self._slow = False
         self.is_done = False
@@ -204,11 +193,8 @@ class _Process:
         return self._slow or self.exit_code == -signal.SIGPROF
 
     def ask(self, order: bytes, wanted: Callable[[], bool]) -> tuple[bool, str] | None:
-        """Whether an order was refused, and the text; None if there is no answer to be had.
-
-        Raises:
-            ForetokenError: it is not wanted any more.
-        """
+        """Whether an order was refused, and the text; None if there is no answer to be had. Raises
+        ForetokenError: it is not wanted any more."""
         until = time.monotonic() + _MOST_WAITED_S
         try:
             self._link.settimeout(_MOST_WAITED_S)

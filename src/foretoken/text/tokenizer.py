@@ -109,10 +109,7 @@ class Tokenizer:
     @classmethod
     def of_folder(cls, folder: Path) -> "Tokenizer | None":
         """The tokenizer of a model's folder or GGUF file; None if there is none: ids in, ids out.
-
-        Raises:
-            TokenizerError: it cannot be read.
-        """
+        Raises TokenizerError: it cannot be read."""
         if folder.suffix == ".gguf":
             return cls(folder)
         names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
@@ -123,11 +120,8 @@ class Tokenizer:
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; other threads run meanwhile if it is long.
-
-        Raises:
-            PromptError: it holds half of a surrogate pair, which is no character.
-        """
+        """Token ids of `text`; other threads run meanwhile if it is long. Raises PromptError: it
+        holds half of a surrogate pair, which is no character."""
         _check_text(text)
         if len(text) <= _LONG:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
@@ -136,11 +130,7 @@ class Tokenizer:
         return found.ids
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, without special tokens.
-
-        Raises:
-            PromptError: as for `encode`.
-        """
+        """Token ids of each text, without special tokens. Raises PromptError: as for `encode`."""
         for text in texts:
             _check_text(text)
         found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -268,10 +258,7 @@ class Tokenizer:
 
     def prepare_chat(self) -> None:
         """Have the first conversation find ready what fills the chat template, if there is one.
-
-        Raises:
-            ForetokenError: there is no process to fill templates in.
-        """
+        Raises ForetokenError: there is no process to fill templates in."""
         if self._chat is not None:
             self._chat.renderers.warm_up()
 

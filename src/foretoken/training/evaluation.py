@@ -26,11 +26,7 @@ COST_TOKENS = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalPlan:
-    """What is run.
-
-    Raises:
-        ConfigError: nothing would be run.
-    """
+    """What is run. Raises ConfigError: nothing would be run."""
 
     temperatures: tuple[float, ...] = (0.0, 0.4, 0.8, 1.0)
     max_tokens: int = 128

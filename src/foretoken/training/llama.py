@@ -93,11 +93,8 @@ class Llama(_Layers, nn.Module):  # type: ignore[misc]
 
 
 def read_checkpoint(folder: Path) -> Llama:
-    """The newest model of a run's folder, in float32.
-
-    Raises:
-        ConfigError: there is none, or it is of a release whose layers had other names.
-    """
+    """The newest model of a run's folder, in float32. Raises ConfigError: there is none, or it is
+    of a release whose layers had other names."""
     state = run_folder.newest_state(folder, "model", "shape")
     model = Llama(LlamaShape(**state["shape"]))
     try:
@@ -109,11 +106,8 @@ def read_checkpoint(folder: Path) -> Llama:
 
 
 def read_exported(folder: Path) -> Llama:
-    """A model from an exported folder, in float32.
-
-    Raises:
-        CheckpointError: the folder was not written by `export`, or is broken.
-    """
+    """A model from an exported folder, in float32. Raises CheckpointError: the folder was not
+    written by `export`, or is broken."""
     try:
         config = json.loads((folder / "config.json").read_text())
         model = Llama(LlamaShape(**{name: config[key] for name, key in _KEYS.items()}))

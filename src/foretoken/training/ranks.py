@@ -36,11 +36,8 @@ class Ranks:
         return self.rank == 0
 
     def lead(self, work: Callable[[], Value]) -> Value:
-        """What `work` returned on rank 0; the others wait for it, and do nothing themselves.
-
-        Raises:
-            ForetokenError: `work` did, on every rank.
-        """
+        """What `work` returned on rank 0; the others wait for it, and do nothing themselves. Raises
+        ForetokenError: `work` did, on every rank."""
         if self.size == 1:
             return work()
         box: list[Any] = [None, None]

@@ -41,12 +41,8 @@ def make(folder: Path, option: str = "--out") -> None:
 
 
 def write_whole(path: Path, write: Callable[[Path], object], kind: str = "files") -> None:
-    """Let `write` make a file, and rename it into place once it is on disk.
-
-    Raises:
-        TrainingError: it cannot be written, as on a full disk; those of its `kind` before it are
-            intact.
-    """
+    """Let `write` make a file, and rename it into place once it is on disk. Raises TrainingError:
+    it cannot be written, as on a full disk; those of its `kind` before it are intact."""
     part = path.with_suffix(".part")
     try:
         write(part)
@@ -73,11 +69,8 @@ def read_lines(path: Path) -> list[bytes]:
 
 
 def append_lines(path: Path, lines: Sequence[str], remedy: str) -> None:
-    """Add lines, and wait until they are on disk.
-
-    Raises:
-        TrainingError: they cannot be written; the message ends with the `remedy`.
-    """
+    """Add lines, and wait until they are on disk. Raises TrainingError: they cannot be written; the
+    message ends with the `remedy`."""
     try:
         with path.open("a", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines)
@@ -88,11 +81,8 @@ def append_lines(path: Path, lines: Sequence[str], remedy: str) -> None:
 
 
 def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
-    """Write `state` as the checkpoint of `step` and drop all but the newest two.
-
-    Raises:
-        TrainingError: it cannot be written, as on a full disk.
-    """
+    """Write `state` as the checkpoint of `step` and drop all but the newest two. Raises
+    TrainingError: it cannot be written, as on a full disk."""
 
     def write(part: Path) -> None:
         with part.open("wb") as file:
@@ -111,11 +101,8 @@ def newest(folder: Path) -> list[Path]:
 
 
 def load_newest(folder: Path) -> dict[str, Any] | None:
-    """The newest checkpoint's state on the CPU, or None for a fresh run.
-
-    Raises:
-        ConfigError: the file is broken, as a copy may be.
-    """
+    """The newest checkpoint's state on the CPU, or None for a fresh run. Raises ConfigError: the
+    file is broken, as a copy may be."""
     path = next(iter(newest(folder)), None)
     if path is None:
         return None
@@ -129,11 +116,8 @@ def load_newest(folder: Path) -> dict[str, Any] | None:
 
 
 def newest_state(run: Path, *keys: str) -> dict[str, Any]:
-    """The newest checkpoint of a run's folder.
-
-    Raises:
-        ConfigError: there is none, or it lacks one of `keys`.
-    """
+    """The newest checkpoint of a run's folder. Raises ConfigError: there is none, or it lacks one
+    of `keys`."""
     state = load_newest(run)
     if state is None or not set(keys) <= set(state):
         allowed = "a folder with step-*.pt checkpoints, as `foretoken train` writes it to --out"

@@ -104,12 +104,8 @@ def store_states(
 
 
 def open_target(settings: Settings) -> LoadedTarget:
-    """The target of a run.
-
-    Raises:
-        ConfigError: there is none, or rows longer than its context.
-        ModelError: it cannot be run, or not by a family of our own.
-    """
+    """The target of a run. Raises ConfigError: there is none, or rows longer than its context;
+    ModelError: it cannot be run, or not by a family of our own."""
     if settings.target is None:
         allowed = "the folder, packaged name or hub id of the target; --target gives it, too"
         raise ConfigError("config.target", None, allowed)

@@ -62,11 +62,8 @@ class LlamaShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSettings:
-    """What kind of head, how large, and how far it looks.
-
-    Raises:
-        ConfigError: an unknown kind or a number out of range.
-    """
+    """What kind of head, how large, and how far it looks. Raises ConfigError: an unknown kind or a
+    number out of range."""
 
     kind: str
     """`eagle`, `eagle3`, `peagle`, `dflash`, `dspark`, `mlp`, `medusa`, `parallel` (PARD) or
@@ -109,11 +106,8 @@ class HeadSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSettings:
-    """Where prompts come from, and how the target answers them.
-
-    Raises:
-        ConfigError: a number out of range.
-    """
+    """Where prompts come from, and how the target answers them. Raises ConfigError: a number out of
+    range."""
 
     prompts: Annotated[str, Allowed("a file or hf:NAME", bool)]
     """A `.jsonl` or text file, or `hf:NAME` or `hf:NAME:SPLIT` for a Hugging Face data set."""
@@ -141,10 +135,7 @@ class DataSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSettings:
     """Hidden states kept on disk, the `[states]` table: computed once, before the first step.
-
-    Raises:
-        ConfigError: a number out of range.
-    """
+    Raises ConfigError: a number out of range."""
 
     folder: str | None = None
     """Where; None: `states` in the run's folder. Runs over the same answers may share one."""

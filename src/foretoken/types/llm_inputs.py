@@ -29,11 +29,7 @@ class GivenPrompt(NamedTuple):
 
 
 def list_prompts(prompts: Any) -> list[Prompt]:
-    """One prompt or several as a list.
-
-    Raises:
-        PromptError: it is neither.
-    """
+    """One prompt or several as a list. Raises PromptError: it is neither."""
     prompts = plain(prompts)
     if isinstance(prompts, str | Mapping):
         return [prompts]
@@ -44,12 +40,8 @@ def list_prompts(prompts: Any) -> list[Prompt]:
 
 
 def read_prompt(prompt: Any) -> GivenPrompt:
-    """The text or the token ids of a prompt, and what a dictionary has beside them.
-
-    Raises:
-        PromptError: it is no prompt.
-        ParameterError: its `resume` is wrong.
-    """
+    """The text or the token ids of a prompt, and what a dictionary has beside them. Raises
+    PromptError: it is no prompt; ParameterError: its `resume` is wrong."""
     salt, resume = None, None
     field = "prompt"
     if isinstance(prompt, Mapping):
@@ -82,12 +74,8 @@ def text_of(prompt: Prompt) -> str | None:
 
 
 def list_params(given: Any, num_prompts: int) -> list[SamplingParams]:
-    """Parameters of each prompt, from one for all or one each.
-
-    Raises:
-        PromptError: there are more or fewer than prompts.
-        ParameterError: some are no SamplingParams.
-    """
+    """Parameters of each prompt, from one for all or one each. Raises PromptError: there are more
+    or fewer than prompts; ParameterError: some are no SamplingParams."""
     if given is None or isinstance(given, SamplingParams):
         return [given or SamplingParams()] * num_prompts
     params = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
@@ -101,11 +89,8 @@ def list_params(given: Any, num_prompts: int) -> list[SamplingParams]:
 
 
 def list_priorities(given: Any, num_prompts: int) -> list[int]:
-    """A priority of each prompt.
-
-    Raises:
-        PromptError: there are more or fewer than prompts, or some are no integers.
-    """
+    """A priority of each prompt. Raises PromptError: there are more or fewer than prompts, or some
+    are no integers."""
     if given is None:
         return [0] * num_prompts
     many = hasattr(given, "__iter__") and getattr(given, "ndim", 1) != 0
@@ -119,11 +104,7 @@ def list_priorities(given: Any, num_prompts: int) -> list[int]:
 
 
 def list_conversations(messages: Any) -> list[Messages]:
-    """One conversation or several as a list.
-
-    Raises:
-        PromptError: it is neither.
-    """
+    """One conversation or several as a list. Raises PromptError: it is neither."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise PromptError("messages", messages, _CONVERSATION)
     many = bool(messages) and not isinstance(messages[0], Mapping)

@@ -16,11 +16,8 @@ _IDS = "a list of integers >= 0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """One output of a request that broke off elsewhere; a request has `n` of them.
-
-    Raises:
-        ParameterError: a value is of the wrong type or out of range.
-    """
+    """One output of a request that broke off elsewhere; a request has `n` of them. Raises
+    ParameterError: a value is of the wrong type or out of range."""
 
     output_ids: Sequence[int] = ()
     """Token ids that were written, in order; none if it had not begun."""

@@ -18,11 +18,8 @@ DEFAULT_GUARD = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """One request's own policy, within what the engine was set up for.
-
-    Raises:
-        ParameterError: a value is of the wrong type or out of range.
-    """
+    """One request's own policy, within what the engine was set up for. Raises ParameterError: a
+    value is of the wrong type or out of range."""
 
     enabled: bool = True
     """False: plain decoding for this request."""
@@ -38,10 +35,7 @@ class Speculation:
     @classmethod
     def of(cls, given: object) -> Self | None:
         """Read what a user wrote: None, a dictionary with these keys, or an object of this class.
-
-        Raises:
-            ParameterError: something else, or an unknown key.
-        """
+        Raises ParameterError: something else, or an unknown key."""
         if given is None or isinstance(given, cls):
             return given
         known = [f.name for f in fields(cls)]

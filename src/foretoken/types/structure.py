@@ -16,11 +16,8 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputs:
-    """Exactly one of the five kinds; names as in vLLM.
-
-    Raises:
-        ParameterError: none or several kinds, or a value of the wrong type or size.
-    """
+    """Exactly one of the five kinds; names as in vLLM. Raises ParameterError: none or several
+    kinds, or a value of the wrong type or size."""
 
     json: str | Mapping[str, Any] | None = None
     """A JSON schema, as a dictionary or as text; kept as text."""
@@ -38,10 +35,7 @@ class StructuredOutputs:
     @classmethod
     def of(cls, given: object) -> Self | None:
         """Read what a user wrote: None, a dictionary with these keys, or an object of this class.
-
-        Raises:
-            ParameterError: something else, or an unknown key.
-        """
+        Raises ParameterError: something else, or an unknown key."""
         if given is None or isinstance(given, cls):
             return given
         known = [f.name for f in fields(cls)]

@@ -47,11 +47,7 @@ class Member:
     """Checks what a drafter of the user's own gives; None: its drafts are believed."""
 
     def propose(self, context: Context) -> Draft:
-        """Ask the drafter.
-
-        Raises:
-            ConfigError: a drafter of the user's own gave what is no draft.
-        """
+        """Ask the drafter. Raises ConfigError: one of the user's own gave what is no draft."""
         if self.check is None:
             return self.proposer.propose(context)
         return self.check.checked(self.proposer.propose(read_only(context)), context)

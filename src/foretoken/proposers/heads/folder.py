@@ -102,12 +102,8 @@ def _read_gguf(path: Path) -> HeadFolder:
 
 
 def method_of(folder: HeadFolder) -> str:
-    """The method that a folder's head is of.
-
-    Raises:
-        NotYetError: a kind of head that is known and not run.
-        UnsupportedModelError: no kind of head that is known.
-    """
+    """The method that a folder's head is of. Raises NotYetError: a kind of head that is known and
+    not run; UnsupportedModelError: no kind of head that is known."""
     config, heads = folder.config, method_names(lambda method: method.drafts_with == "head")
     # Heads of the EAGLE repository do not say what they are: their tensors do.
     found = method_of_config(config) or method_of_tensors(folder.tensors.__contains__)

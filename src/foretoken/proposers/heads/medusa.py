@@ -171,10 +171,7 @@ class Medusa(StatelessHead):
 
     def prepare(self, site: HeadServingContext) -> None:
         """Put the linear maps on kernels, and find what makes logits where the head is shared.
-
-        Raises:
-            ConfigError: the target's head cannot be copied in other bits.
-        """
+        Raises ConfigError: the target's head cannot be copied in other bits."""
         super().prepare(site)
         if not self.shape.share_head:
             return

@@ -53,11 +53,8 @@ class StatelessHead(DraftHead, ABC):
 
 
 def serve_stateless(head: StatelessHead, site: HeadServingContext) -> Proposer:
-    """Chains or trees from the newest hidden states.
-
-    Raises:
-        ConfigError: the trees are deeper than the head.
-    """
+    """Chains or trees from the newest hidden states. Raises ConfigError: the trees are deeper than
+    the head."""
     head.prepare(site)
     site.drafting.check_depth(head.max_drafts)
     rows_SF = site.view.rows_SF

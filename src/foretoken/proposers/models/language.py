@@ -61,11 +61,7 @@ class ModelOnDisk:
 
     @classmethod
     def find(cls, config: DrafterConfig) -> Self:
-        """The model that `config` names.
-
-        Raises:
-            ModelError: it is missing or not supported.
-        """
+        """The model that `config` names. Raises ModelError: it is missing or not supported."""
         assert config.model is not None, "checked by DrafterConfig"
         folder = find_model(config.model, revision=config.revision)
         return cls(config=config, folder=folder, shape=ModelShape.from_config(folder))

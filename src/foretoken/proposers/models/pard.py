@@ -31,12 +31,8 @@ from foretoken.text.tokenizer import Tokenizer
 
 
 def load_spec(config: DrafterConfig, target: Target) -> DrafterSpec:
-    """The model of `config`.
-
-    Raises:
-        ConfigError: it has another vocabulary than the target.
-        ModelError: it is missing, not supported, or was not trained as PARD.
-    """
+    """The model of `config`. Raises ConfigError: it has another vocabulary than the target;
+    ModelError: it is missing, not supported, or was not trained as PARD."""
     disk = ModelOnDisk.find(config)
     wanted = Vocabulary(target.shape.vocab_size, target.tokenizer)
     own = Vocabulary(disk.shape.vocab_size, Tokenizer.of_folder(disk.folder))

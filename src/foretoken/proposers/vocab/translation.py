@@ -39,11 +39,8 @@ class Translation:
 
 
 def translation(config: DrafterConfig, target: Vocabulary, draft: Vocabulary) -> Translation:
-    """Choose the way for these two models.
-
-    Raises:
-        ConfigError: the vocabularies differ and no way was set, or the one set cannot work.
-    """
+    """Choose the way for these two models. Raises ConfigError: the vocabularies differ and no way
+    was set, or the one set cannot work."""
     if target.tokenizer is None or draft.tokenizer is None:
         return _without_tokenizers(config, target, draft)
     if _alike(target.tokenizer, draft.tokenizer):
@@ -101,11 +98,8 @@ def _alike(target: Tokenizer, draft: Tokenizer) -> bool:
 
 
 def _encoders(target: Tokenizer, draft: Tokenizer) -> tuple[ByteEncoder, ByteEncoder]:
-    """One for each tokenizer.
-
-    Raises:
-        ConfigError: a tokenizer changes the text, so that it cannot be cut anew.
-    """
+    """One for each tokenizer. Raises ConfigError: a tokenizer changes the text, so that it cannot
+    be cut anew."""
     table = TokenBytes.of(target)
     encoders = ByteEncoder(target, table), ByteEncoder(draft, TokenBytes.of(draft))
     texts = [text for i, text in enumerate(table.bytes_V) if i not in table.special and text]

@@ -21,11 +21,7 @@ class RawTensors(Protocol):
         """Whether there is one of this name."""
 
     def raw(self, name: str) -> Tensor:
-        """It, in its own type; counts as used.
-
-        Raises:
-            CheckpointError: it is missing or unreadable.
-        """
+        """It, in its own type; counts as used. Raises CheckpointError: missing or unreadable."""
 
     def ignore(self, name: str) -> None:
         """Count it as used."""
@@ -55,11 +51,7 @@ class Format(ABC):
 
 
 def check_shape(name: str, tensor: Tensor, wanted: Sequence[int]) -> Tensor:
-    """The tensor, if it has this shape.
-
-    Raises:
-        CheckpointError: it has another.
-    """
+    """The tensor, if it has this shape. Raises CheckpointError: it has another."""
     if tuple(tensor.shape) != tuple(wanted):
         given = f"{name} {list(tensor.shape)}"
         raise CheckpointError("tensor shape", given, f"{list(wanted)}, as its neighbours say")
@@ -67,11 +59,7 @@ def check_shape(name: str, tensor: Tensor, wanted: Sequence[int]) -> Tensor:
 
 
 def group_size(name: str, inputs: int, groups: int) -> int:
-    """Inputs of a group.
-
-    Raises:
-        CheckpointError: the groups are not equally large.
-    """
+    """Inputs of a group. Raises CheckpointError: the groups are not equally large."""
     if groups < 1 or inputs % groups:
         raise CheckpointError("groups", f"{name}: {groups} of {inputs} inputs", "a divisor of them")
     return inputs // groups

@@ -19,11 +19,8 @@ def unpack(words_XY: Tensor, bits: int, *, awq: bool = False) -> Tensor:
 
 
 def bits_of(name: str, inputs: int, words: int) -> int:
-    """Bits of each of `inputs` values that lie in so many words.
-
-    Raises:
-        CheckpointError: neither 4 nor 8.
-    """
+    """Bits of each of `inputs` values that lie in so many words. Raises CheckpointError: neither 4
+    nor 8."""
     for bits in (4, 8):
         if words == -(-inputs * bits // 32):
             return bits

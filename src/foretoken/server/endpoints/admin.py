@@ -113,11 +113,7 @@ def _salt(state: ServerState, body: CorpusBody) -> str | None:
 
 
 def _suffix(engine: Engine) -> SuffixProposer:
-    """The engine's suffix drafter.
-
-    Raises:
-        Problem: 400, it has none.
-    """
+    """The engine's suffix drafter. Raises Problem: 400, it has none."""
     drafters = engine.parts.proposer
     assert isinstance(drafters, Drafters), type(drafters)
     for member in drafters.members.values():

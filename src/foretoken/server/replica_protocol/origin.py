@@ -35,11 +35,7 @@ class RequestOrigin(BaseModel):
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> "RequestOrigin | None":
-        """Read the header; None without it.
-
-        Raises:
-            Problem: 400, it is not what a front sends.
-        """
+        """Read the header; None without it. Raises Problem: 400, it is not what a front sends."""
         given = headers.get(ORIGIN_HEADER)
         if given is None:
             return None

@@ -27,11 +27,8 @@ def mark(gained: Iterable[StreamProgress]) -> bytes:
 
 
 def read_mark(event: bytes) -> list[StreamProgress] | None:
-    """What a mark says; None for any other event. `event` is without its empty line.
-
-    Raises:
-        ValueError: it begins like a mark and is none.
-    """
+    """What a mark says; None for any other event. `event` is without its empty line. Raises
+    ValueError: it begins like a mark and is none."""
     if not event.startswith(_BEGINNING):
         return None
     gained = json.loads(event.removeprefix(_BEGINNING))

@@ -170,12 +170,8 @@ async def respond(
     shape: Shape,
     writer: Callable[[Generation], ChoiceWriter],
 ) -> ASGIApp:
-    """Have `prompts` continued and answer as `body` wants it.
-
-    Raises:
-        Problem: the request was not admitted, or failed before anything was sent.
-        RequestError: a prompt or a parameter is wrong.
-    """
+    """Have `prompts` continued and answer as `body` wants it. Raises Problem: the request was not
+    admitted, or failed before anything was sent; RequestError: a prompt or a parameter is wrong."""
     state = state_of(request)
     params = within_bounds(body, prompts, params, state.max_model_len)
     order = GenerationRequest(

@@ -102,11 +102,8 @@ class Generation:
         return sum(len(prompt.ids) for prompt in self.order.prompts)
 
     async def batches(self) -> AsyncIterator[list[Event]]:
-        """Events of the engine's steps until all choices have ended.
-
-        Raises:
-            Problem: 500 the engine failed, 504 it took too long, 503 the server is going away.
-        """
+        """Events of the engine's steps until all choices have ended. Raises Problem: 500 the engine
+        failed, 504 it took too long, 503 the server is going away."""
         choices = {request.request_id: choice for choice, request in self.requests.items()}
         try:
             async for outputs in self.stream.batches(self.deadline):

@@ -39,22 +39,15 @@ def check_model(state: ServerState, name: str | None) -> None:
 
 
 def tokenizer_of(state: ServerState) -> Tokenizer:
-    """The tokenizer.
-
-    Raises:
-        PromptError: the model has none.
-    """
+    """The tokenizer. Raises PromptError: the model has none."""
     if state.tokenizer is None:
         raise PromptError("prompt", "text", "token ids: the model has no tokenizer")
     return state.tokenizer
 
 
 async def completion_prompts(state: ServerState, body: CompletionBody) -> list[PromptIds]:
-    """The prompts of a completion, in order.
-
-    Raises:
-        PromptError: none, too many, or text without a tokenizer.
-    """
+    """The prompts of a completion, in order. Raises PromptError: none, too many, or text without a
+    tokenizer."""
     given: Any = body.prompt
     if isinstance(given, str) or (given and isinstance(given[0], int)):
         given = [given]
@@ -117,10 +110,7 @@ async def chat_prompt(
     variables: Mapping[str, Any] | None = None,
 ) -> PromptIds:
     """A conversation through the model's chat template. Cancelled, it is not rendered to the end.
-
-    Raises:
-        PromptError: there is no template, it rejects the messages, or they cannot fit.
-    """
+    Raises PromptError: there is no template, it rejects the messages, or they cannot fit."""
     tokenizer = tokenizer_of(state)
     gone = threading.Event()
 

@@ -19,11 +19,8 @@ _AT_LINE = re.compile(r"at (\d+)\(\d+\): (.*?)(?:\n +\d+ \| .*)?$", re.DOTALL)
 
 
 def structure_of(body: GenerationBody) -> dict[str, Any] | None:
-    """What response_format or structured_outputs ask for, as SamplingParams takes it.
-
-    Raises:
-        ParameterError: both do, or response_format is incomplete.
-    """
+    """What response_format or structured_outputs ask for, as SamplingParams takes it. Raises
+    ParameterError: both do, or response_format is incomplete."""
     form = body.response_format
     if form is not None and form.schema_ is not None and form.type != "json_object":
         raise ParameterError("response_format.schema", "a schema", "json_object beside it")
@@ -85,11 +82,8 @@ _TIER_GUARDS = {"flex": 0.1}
 
 
 def completion_params(body: CompletionBody, limits: Limits) -> SamplingParams:
-    """Parameters of a completion; max_tokens is 16 unless given, as in OpenAI's API.
-
-    Raises:
-        ParameterError: a value out of its range or over a limit.
-    """
+    """Parameters of a completion; max_tokens is 16 unless given, as in OpenAI's API. Raises
+    ParameterError: a value out of its range or over a limit."""
     max_tokens = 16 if body.max_tokens is None else body.max_tokens
     of_prompt, logprobs = body.prompt_logprobs, body.logprobs
     if body.echo and of_prompt is None:

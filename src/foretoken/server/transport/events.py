@@ -123,11 +123,8 @@ class EventStream:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`, which is cancelled when the client hangs up.
-
-    Raises:
-        Problem: 499, the client has gone.
-    """
+    """The result of `work`, which is cancelled when the client hangs up. Raises Problem: 499, the
+    client has gone."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request.receive))
     try:

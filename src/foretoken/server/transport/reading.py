@@ -128,11 +128,7 @@ class IncomingBody:
 
     @asynccontextmanager
     async def unless_dropped(self) -> AsyncIterator[None]:
-        """The reading of it.
-
-        Raises:
-            Problem: 503, it had to make room.
-        """
+        """The reading of it. Raises Problem: 503, it had to make room."""
         try:
             async with asyncio.timeout(None) as self._waiting:
                 yield
@@ -279,12 +275,8 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 async def read_body(request: Request, kind: type[Body], max_bytes: int) -> Body:
-    """Read a request's JSON as `kind`.
-
-    Raises:
-        Problem: 413 too large, 415 not JSON or compressed, 400 malformed, with wrong fields or too
-            many values, 499 gone, 503 no room.
-    """
+    """Read a request's JSON as `kind`. Raises Problem: 413 too large, 415 not JSON or compressed,
+    400 malformed, with wrong fields or too many values, 499 gone, 503 no room."""
     return as_body(await read_json(request, max_bytes), kind)
 
 
@@ -313,11 +305,7 @@ async def read_json(request: Request, max_bytes: int) -> bytes:
 
 
 def as_body(raw: bytes, kind: type[Body]) -> Body:
-    """JSON as `kind`.
-
-    Raises:
-        Problem: 400, malformed, or with wrong fields.
-    """
+    """JSON as `kind`. Raises Problem: 400, malformed, or with wrong fields."""
     try:
         return kind.model_validate_json(raw)
     except ValidationError as error:

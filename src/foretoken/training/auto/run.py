@@ -67,11 +67,8 @@ class RunJournal:
     """The journal of one run's folder; `seconds` is how much of its time is used up."""
 
     def __init__(self, folder: Path, now: Callable[[], float] = time.monotonic) -> None:
-        """Open the journal in `folder`, or begin one; `now` is a clock in seconds.
-
-        Raises:
-            ConfigError: a line is broken.
-        """
+        """Open the journal in `folder`, or begin one; `now` is a clock in seconds. Raises
+        ConfigError: a line is broken."""
         make(folder)
         self._path, self._now = folder / FILE, now
         self._lines = _read(self._path)
@@ -132,11 +129,8 @@ MEASUREMENTS = 10
 
 
 def read_auto_prompts(source: str, target: LoadedTarget) -> tuple[PromptSet, Supply]:
-    """Different prompts in an order of their own, so that held-out ones are like the others.
-
-    Raises:
-        ConfigError: as `read_prompt_set`, or too few different prompts.
-    """
+    """Different prompts in an order of their own, so that held-out ones are like the others. Raises
+    ConfigError: as `read_prompt_set`, or too few different prompts."""
     longest = target.max_length
     answer_tokens = min(LONGEST_ANSWER, longest // 4)
     settings = DataSettings(prompts=source, most_prompts=MOST_PROMPTS, held_out=1)
@@ -333,11 +327,7 @@ MOST_PASSES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What a user asked for.
-
-    Raises:
-        ConfigError: no time.
-    """
+    """What a user asked for. Raises ConfigError: no time."""
 
     target: str
     """Folder, packaged name or hub id."""
@@ -387,11 +377,8 @@ class AutoRun:
         report: Callable[[str], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open the journal in the run's folder; `now` is a clock in seconds.
-
-        Raises:
-            ConfigError: the folder is of another target or other prompts.
-        """
+        """Open the journal in the run's folder; `now` is a clock in seconds. Raises ConfigError:
+        the folder is of another target or other prompts."""
         self._asked, self._report = asked, report
         self._journal = RunJournal(asked.out, now)
         self._total_s = 3600 * asked.hours

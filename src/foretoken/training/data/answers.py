@@ -20,11 +20,8 @@ FILE = "answers.jsonl"
 
 
 def read_answers(folder: Path) -> list[list[int]]:
-    """Prompt and answer of every whole line, as token ids; a cut-off last line is removed.
-
-    Raises:
-        ConfigError: a line is broken.
-    """
+    """Prompt and answer of every whole line, as token ids; a cut-off last line is removed. Raises
+    ConfigError: a line is broken."""
     path = folder / FILE
     return [_ids(path, *numbered) for numbered in enumerate(read_lines(path), start=1)]
 
@@ -47,12 +44,8 @@ def write_answers(
     folder: Path,
     report: Callable[[str], None],
 ) -> None:
-    """Let the target answer every prompt that has no answer in `folder` yet.
-
-    Raises:
-        ConfigError: `folder` holds answers to other prompts, or a broken line.
-        TrainingError: the disk is full.
-    """
+    """Let the target answer every prompt that has no answer in `folder` yet. Raises ConfigError:
+    `folder` holds answers to other prompts, or a broken line; TrainingError: the disk is full."""
     make(folder)
     done = _count_done(folder, prompts)
     while done < len(prompts.ids):
@@ -79,11 +72,8 @@ def write_answers(
 def answer_all(
     engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams
 ) -> list[CompletionOutput]:
-    """One continuation per prompt (token ids), in the order of the prompts; `params.n` is 1.
-
-    Raises:
-        RequestError: a prompt or a parameter is wrong; nothing has been started then.
-    """
+    """One continuation per prompt (token ids), in the order of the prompts; `params.n` is 1. Raises
+    RequestError: a prompt or a parameter is wrong; nothing has been started then."""
     assert params.n == 1, params.n
     requests = [
         engine.make_requests(str(index), list(ids), params)[0] for index, ids in enumerate(prompts)

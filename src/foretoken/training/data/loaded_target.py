@@ -24,12 +24,8 @@ class LoadedTarget:
     """One loaded target."""
 
     def __init__(self, folder: Path) -> None:
-        """Load the target in `folder`.
-
-        Raises:
-            ModelError: it is missing, broken, or not of a family of our own.
-            UnsupportedModelError: its logits are not a matrix times its hidden states.
-        """
+        """Load the target in `folder`. Raises ModelError: it is missing, broken, or not of a family
+        of our own; UnsupportedModelError: its logits are not a matrix times its hidden states."""
         config = EngineConfig.from_kwargs(model=str(folder), enable_prefix_caching=False)
         self.engine = build_engine(config)
         model = self.engine.parts.runner.model

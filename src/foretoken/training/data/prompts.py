@@ -163,12 +163,8 @@ TEXT_FILE, ABOUT = "text.npy", "text.json"
 def keep_text(
     settings: DataSettings, tokenizer: Tokenizer | None, folder: Path, report: Callable[[str], None]
 ) -> str:
-    """Write the tokens of `settings.text`, unless they are there; their digest.
-
-    Raises:
-        ConfigError: the file is not there, a line is broken (unless they are skipped), or there
-            is no text.
-    """
+    """Write the tokens of `settings.text`, unless they are there; their digest. Raises ConfigError:
+    the file is not there, a line is broken (unless they are skipped), or there is no text."""
     assert settings.text is not None, "a run with text"
     about = {
         "text": settings.text,

@@ -119,11 +119,7 @@ def shard_file(folder: Path, rows: RowSet, shard: int) -> Path:
 
 
 def read_plan(folder: Path) -> StatePlan | None:
-    """What `folder` says that it holds; None: nothing.
-
-    Raises:
-        ConfigError: `states.json` is broken.
-    """
+    """What `folder` says it holds; None: nothing. Raises ConfigError: `states.json` is broken."""
     path = folder / FILE
     if not path.is_file():
         return None
@@ -138,10 +134,7 @@ def read_plan(folder: Path) -> StatePlan | None:
 
 def agree(wanted: StatePlan, folder: Path) -> StatePlan:
     """The plan to follow in `folder`: its own, where it holds all that is wanted, or `wanted`.
-
-    Raises:
-        ConfigError: the folder holds the states of something else.
-    """
+    Raises ConfigError: the folder holds the states of something else."""
     found = read_plan(folder)
     if found is None:
         return wanted
@@ -162,11 +155,8 @@ def agree(wanted: StatePlan, folder: Path) -> StatePlan:
 
 
 def require_room(plan: StatePlan, folder: Path, more: int = 0) -> int:
-    """Bytes still to be written: the missing shards and `more`.
-
-    Raises:
-        ConfigError: the disk has fewer free; the message holds the arithmetic.
-    """
+    """Bytes still to be written: the missing shards and `more`. Raises ConfigError: the disk has
+    fewer free; the message holds the arithmetic."""
     missing = [
         plan.shard_size(rows, shard)
         for rows, shard in plan.shards()
@@ -237,11 +227,8 @@ class StoredStates:
         self._files: dict[Path, Any] = {}
 
     def captured(self, name: str, numbers: Sequence[int], length: int) -> Captured:
-        """The rows of these numbers of a set, float32.
-
-        Raises:
-            ConfigError: a shard is missing or broken.
-        """
+        """The rows of these numbers of a set, float32. Raises ConfigError: a shard is missing or
+        broken."""
         rows = self._sets[name, length]
         size = self._plan.rows_a_shard(length)
         read = [self._row(rows, *divmod(number, size)) for number in numbers]

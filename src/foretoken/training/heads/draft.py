@@ -67,11 +67,8 @@ def require_draft_fits(target: TargetParts, settings: Settings) -> None:
 
 @torch.no_grad()
 def begin_with(draft: Llama, start: Llama) -> None:
-    """Give `draft` the weights of a shallower one; its further layers begin as the identity.
-
-    Raises:
-        ConfigError: what `head.start` names has another shape, in more than the number of layers.
-    """
+    """Give `draft` the weights of a shallower one; its further layers begin as the identity. Raises
+    ConfigError: what `head.start` names has another shape, in more than the number of layers."""
     known, wanted = start.shape.layers, draft.shape.layers
     if known > wanted or replace(start.shape, layers=wanted) != draft.shape:
         ours, theirs = asdict(draft.shape), asdict(start.shape)

@@ -53,11 +53,8 @@ class Eagle3Guesser(Guesser):
 
 
 def default_points(target: TargetParts) -> tuple[int, ...]:
-    """The layers whose inputs EAGLE-3 reads: the published default.
-
-    Raises:
-        ConfigError: the target has too few layers.
-    """
+    """The layers whose inputs EAGLE-3 reads: the published default. Raises ConfigError: the target
+    has too few layers."""
     layers = target.layers
     points = (2, layers // 2, layers - 3)
     if len(set(points)) < 3 or min(points) < 0:

@@ -146,11 +146,7 @@ class Moments:
         self.rows += x_TK.shape[0]
 
     def mean(self, name: str) -> Tensor:
-        """float32 [K, K].
-
-        Raises:
-            CheckpointError: some input was infinite or no number.
-        """
+        """float32 [K, K]. Raises CheckpointError: some input was infinite or no number."""
         assert self.rows > 0, name
         if not bool(self.total_KK.diagonal().isfinite().all()):
             given = f"infinite inputs, or no numbers, of {name}"

@@ -271,11 +271,8 @@ Report = Callable[[int, int], None]
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A folder to write to, which becomes `out` if all goes well and disappears if not.
-
-    Raises:
-        ConfigError: there is something at `out` already, or it cannot be made.
-    """
+    """A folder to write to, which becomes `out` if all goes well and disappears if not. Raises
+    ConfigError: there is something at `out` already, or it cannot be made."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError("OUT", str(out), "a folder that is not there yet, or an empty one")
     try:

@@ -19,11 +19,8 @@ PYTHON_TEXT = "python"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationSettings:
-    """How much of which text is read, and how weights are fitted to it.
-
-    Raises:
-        ConfigError: a number out of range.
-    """
+    """How much of which text is read, and how weights are fitted to it. Raises ConfigError: a
+    number out of range."""
 
     source: str
     """A text file, JSON lines, or PYTHON_TEXT."""
@@ -49,11 +46,7 @@ class CalibrationSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizeSettings:
-    """How matrices are written.
-
-    Raises:
-        ConfigError: an unknown scheme, or one that no kernel has.
-    """
+    """How matrices are written. Raises ConfigError: a scheme unknown or without a kernel."""
 
     scheme: str
     """`int8` or `int4`."""
@@ -84,12 +77,8 @@ class QuantizeSettings:
 
 
 def check_fits(shape: ModelShape, scheme: Scheme) -> None:
-    """Raise unless this model's matrices can be written so.
-
-    Raises:
-        UnsupportedModelError: quantized already, or not run by our own layers.
-        ConfigError: groups that do not divide the inputs.
-    """
+    """Raise unless this model's matrices can be written so. Raises UnsupportedModelError: quantized
+    already, or not run by our own layers; ConfigError: groups that do not divide the inputs."""
     if shape.stored is not None:
         allowed = "a checkpoint of 16 or 32 bits, such as the one it was made from"
         raise UnsupportedModelError(

@@ -61,12 +61,8 @@ class _Spares:
 
 
 def serve_blocks(head: BlockHead, site: HeadServingContext) -> Proposer:
-    """The drafter over a block head.
-
-    Raises:
-        ConfigError: trees that are deeper than its blocks.
-        UnsupportedModelError: the head wants other logits than the target's own head makes.
-    """
+    """The drafter over a block head. Raises ConfigError: trees that are deeper than its blocks;
+    UnsupportedModelError: the head wants other logits than the target's own head makes."""
     target, shape = site.engine.target.model, head.shape
     site.drafting.check_depth(shape.max_drafts)
     cap = target.shape.logit_softcap
