@@ -26,7 +26,6 @@ class OutputError(Exception):
     """What was printed cannot be written. Raised once; whatever is printed then is dropped."""
 
     def __init__(self, out: "_Out", cause: OSError) -> None:
-        """Of the file below sys.stdout."""
         super().__init__(cause.strerror)
         self.out = out
 

@@ -67,7 +67,6 @@ class KeptRatio:
     __slots__ = ("_accepted", "_expected")
 
     def __init__(self) -> None:
-        """Nothing measured yet."""
         self._accepted = 0.0
         self._expected = 0.0
 
@@ -86,7 +85,6 @@ class PromisedAcceptance:
     """What drafters promise, times what became of promises of that size and of that request."""
 
     def __init__(self) -> None:
-        """Nothing measured yet."""
         self._by_drafter: dict[str, list[KeptRatio]] = {}
         self._by_request: dict[str, dict[str, KeptRatio]] = {}
 

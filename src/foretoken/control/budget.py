@@ -48,7 +48,6 @@ class LivePolicy:
     """
 
     def __init__(self) -> None:
-        """Leave everything as configured."""
         self.speculation = Speculation()
 
 

@@ -40,7 +40,6 @@ class OutputStream:
     """Outputs of a group of requests. Belongs to the loop; only `AsyncEngine` fills it."""
 
     def __init__(self, requests: Sequence[Request], max_buffered: int) -> None:
-        """Wait for the outputs of `requests`."""
         self.requests = tuple(requests)
         self.live = {request.request_id for request in requests}
         """Requests that have not ended."""

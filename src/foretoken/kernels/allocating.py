@@ -25,7 +25,6 @@ class AllocationKernel:
     __slots__ = ("_address", "_call", "_counts_N", "_drafter_N", "_options", "_run")
 
     def __init__(self, library: Library) -> None:
-        """Bind the function of `library`."""
         self._run = library.function("ft_allocate", (ctypes.c_void_p,), ctypes.c_int32)
         self._call = FtAllocateCall()
         self._address = ctypes.addressof(self._call)

@@ -20,7 +20,6 @@ class FreeRuns:
     """A set of page numbers in [0, num_pages), organised as maximal runs."""
 
     def __init__(self, num_pages: int) -> None:
-        """All pages free: one run."""
         self.num_free = 0
         self._num_pages = num_pages
         self._length_at_first = [0] * num_pages

@@ -47,7 +47,6 @@ class PageJournal:
     """Events between the thread that makes them and the one that takes them."""
 
     def __init__(self) -> None:
-        """Nothing has happened."""
         self._events: SimpleQueue[PageEvent] = SimpleQueue()
 
     def add(self, event: PageEvent) -> None:

@@ -77,7 +77,6 @@ class PagedAttention:
     """
 
     def __init__(self, model_type: str) -> None:
-        """Nothing is noted yet, and no step runs."""
         self._model_type = model_type
         self.calls: dict[int, LayerCall] = {}
         """By layer, as noted."""

@@ -187,7 +187,6 @@ class CachedWeightSource(WeightSource, PackedLayers):
     """A load from a file: what was checked when it was written is not checked again."""
 
     def __init__(self, file: PackedFile) -> None:
-        """Begin with the first layer of `file`."""
         self._file, self._at = file, 0
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:

@@ -115,7 +115,6 @@ class TrialCompiler:
     """A child process that compiles what it is given. Used by one thread, `stop` by any."""
 
     def __init__(self, tokenizer: GrammarTokenizer) -> None:
-        """Compile over `tokenizer`; start nothing yet."""
         self._tokenizer = tokenizer
         self._child: subprocess.Popen[bytes] | None = None
         self._end: weakref.finalize[..., TrialCompiler] | None = None

@@ -56,7 +56,6 @@ class Account:
     __slots__ = ("_drafters", "_opened", "balance_s", "spent_s", "steps_since_plain")
 
     def __init__(self, num_drafters: int) -> None:
-        """Nothing earned, nothing spent."""
         self._drafters, self._opened = num_drafters, False
         self.balance_s = 0.0
         self.spent_s = 0.0

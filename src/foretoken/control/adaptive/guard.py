@@ -22,7 +22,6 @@ class Ledger:
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        """Nobody is known."""
         self._known: dict[str, float] = {}
 
     def left(self, gained_s: Floats, tokens_N: Floats, plain_s: float, guard_N: Floats) -> Floats:

@@ -19,7 +19,6 @@ class ReferenceAttention(Attention):
     """softmax(cap(scale q k^T)) v in float32 over a row's window, one row at a time."""
 
     def __init__(self, geometry: Geometry) -> None:
-        """Any geometry."""
         self._geometry = geometry
 
     def plan(self, spans: Sequence[SpanWindow]) -> Attend:

@@ -57,7 +57,6 @@ class BranchAttention(Attention):
     """
 
     def __init__(self, chains: Attention, geometry: Geometry) -> None:
-        """Let `chains` do the work."""
         self._chains = chains
         self._geometry = geometry
 

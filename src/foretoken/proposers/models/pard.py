@@ -64,7 +64,6 @@ class MaskNetwork(DraftNetwork):
     drafts_blocks = True
 
     def __init__(self, runner: Runner, mask_token_id: int) -> None:
-        """Draft with `runner`, over its own KV store."""
         self._runner, self._mask = runner, mask_token_id
 
     def steps(self, spans: list[Span], fed: Stretches, depths: list[int]) -> DraftSteps:

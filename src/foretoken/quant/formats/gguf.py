@@ -201,7 +201,6 @@ class GgufFormat(Format):
     """Matrices of a GGUF file."""
 
     def __init__(self, file: GgufFile) -> None:
-        """Read the matrices of `file`."""
         self._file = file
 
     def matrix(self, tensors: RawTensors, module: str, inputs: int) -> Weights | None:

@@ -123,7 +123,6 @@ class Rule(ABC, Generic[C, F]):
     """The word the user types."""
 
     def __init__(self, sampler: Sampler, settings: RuleSettings = _USUAL) -> None:
-        """Process logits, and choose, with `sampler`."""
         self._sampler, self._settings = sampler, settings
 
     @abstractmethod

@@ -375,7 +375,6 @@ class ServerMetrics:
     """Histograms and counts of requests."""
 
     def __init__(self, engine: Engine, model_name: str, prefix: str = "foretoken") -> None:
-        """Register everything in a registry of its own."""
         self.registry = CollectorRegistry()
         self._model_name, self._prefix = model_name, prefix
         self.scrape(partial(engine_families, engine))
