@@ -265,7 +265,7 @@ def test_large_models_are_cut_into_files(
     ("options", "code", "said"),
     [
         (("--scheme", "int3"), 2, "--scheme: got 'int3'; allowed: int8, int4"),
-        (("--scheme", "int4", "--damping", "0.1"), 2, "--calibrate: got None"),
+        (("--scheme", "int4", "--calibration-length", "64"), 2, "--calibrate: got None"),
         (("--scheme", "int4", "--calibrate", "nowhere.txt"), 2, "nowhere.txt"),
     ],
 )

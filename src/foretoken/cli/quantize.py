@@ -52,16 +52,6 @@ def quantize(
     calibration_length: Annotated[
         int | None, typer.Option(help="Tokens of a row; default 512.")
     ] = None,
-    damping: Annotated[
-        float | None, typer.Option(help="Of GPTQ, part of the mean diagonal; default 0.01.")
-    ] = None,
-    activation_order: Annotated[
-        bool | None,
-        typer.Option(
-            "--activation-order/--file-order",
-            help="Round inputs with large activations first; the default with --calibrate.",
-        ),
-    ] = None,
     packed: Packed = False,
 ) -> None:
     """Write MODEL with quantized matrices to OUT, a checkpoint that vLLM reads too.
@@ -71,12 +61,7 @@ def quantize(
     """
     from foretoken.training.quantize.settings import QuantizeSettings
 
-    options = {
-        "sequences": calibration_sequences,
-        "length": calibration_length,
-        "damping": damping,
-        "activation_order": activation_order,
-    }
+    options = {"sequences": calibration_sequences, "length": calibration_length}
     settings = QuantizeSettings(
         scheme=scheme,
         group_size=group_size,

@@ -48,12 +48,11 @@ def weights() -> Tensor:
     return torch.randn(80, INPUTS, generator=torch.Generator().manual_seed(9))
 
 
-@pytest.mark.parametrize("activation_order", [True, False])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_outputs_change_less_than_by_rounding(scheme: Scheme, activation_order: bool) -> None:
+def test_outputs_change_less_than_by_rounding(scheme: Scheme) -> None:
     weight_NK, seen, held_out = weights(), moments_of(inputs(1)), moments_of(inputs(2))
     nearest = round_weights(weight_NK, scheme)
-    found = gptq(weight_NK, SeenInputs(seen, activation_order=activation_order), scheme)
+    found = gptq(weight_NK, SeenInputs(seen), scheme)
     assert found.scale_NG.shape == nearest.scale_NG.shape
     for moments in (seen, held_out):
         before = output_error(nearest, weight_NK, moments)
@@ -74,7 +73,7 @@ def test_independent_inputs_are_rounded_to_the_grid(scheme: Scheme) -> None:
     weight_NK = weights()
     weight_NK[3] = 0
     diagonal = torch.diag(torch.linspace(0.1, 2, INPUTS))
-    found = gptq(weight_NK, SeenInputs(diagonal, damping=1e-6), scheme)
+    found = gptq(weight_NK, SeenInputs(diagonal), scheme)
     grid = best_grid(weight_NK, diagonal.diagonal(), scheme)
     group = scheme.group or INPUTS
     levels = [grid.levels(weight_NK[:, k], k // group) for k in range(INPUTS)]
@@ -183,10 +182,8 @@ def test_settings_that_no_kernel_has(given: dict[str, object], said: str) -> Non
         QuantizeSettings(**given)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "given", [{"sequences": 0}, {"length": 1}, {"damping": 0.0}, {"damping": float("nan")}]
-)
-def test_calibration_out_of_range(given: dict[str, float]) -> None:
+@pytest.mark.parametrize("given", [{"sequences": 0}, {"length": 1}])
+def test_calibration_out_of_range(given: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="--"):
         CalibrationSettings(source="x", **given)  # type: ignore[arg-type]
 

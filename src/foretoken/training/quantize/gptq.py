@@ -127,6 +127,8 @@ def _levels(grid: Grid, weight: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
 
 
 _BLOCK = 128
+_DAMPING = 0.01
+"""The share of the inputs' mean square that is added to each: keeps errors from moving far."""
 _WIDE = 4096
 """The factorization is done in float64 up to so many inputs, in float32 beyond."""
 
@@ -160,22 +162,13 @@ class Moments:
 class SeenInputs:
     """What matrices that read the same inputs share: the order of rounding, how errors spread."""
 
-    def __init__(
-        self, moments_KK: Tensor, *, damping: float = 0.01, activation_order: bool = True
-    ) -> None:
-        """Factorize the moments.
-
-        Args:
-            moments_KK: mean of x x^T over the inputs, float32.
-            damping: part of the mean of the diagonal that is added to it.
-            activation_order: round the inputs with the largest mean square first.
-        """
+    def __init__(self, moments_KK: Tensor) -> None:
+        """`moments_KK` is the mean of x x^T over the inputs, float32."""
         self.moments_KK = moments_KK
         self.importance_K = moments_KK.diagonal()
-        self.order_K = torch.arange(moments_KK.shape[0])
-        if activation_order:
-            self.order_K = torch.argsort(self.importance_K, descending=True, stable=True)
-        self.factor_KK = _factor(moments_KK[self.order_K][:, self.order_K], damping)
+        self.order_K = torch.argsort(self.importance_K, descending=True, stable=True)
+        """Inputs with the largest mean square are rounded first."""
+        self.factor_KK = _factor(moments_KK[self.order_K][:, self.order_K])
 
 
 def gptq(weight_NK: Tensor, seen: SeenInputs, scheme: Scheme) -> IntWeights:
@@ -217,8 +210,9 @@ def output_error(rounded: IntWeights, weight_NK: Tensor, moments_KK: Tensor) -> 
     return (changed / whole) ** 0.5 if whole else 0.0
 
 
-def _factor(moments_KK: Tensor, damping: float) -> Tensor:
+def _factor(moments_KK: Tensor) -> Tensor:
     """The upper Cholesky factor of the inverse, damped more where rounding asks for it."""
+    damping = _DAMPING
     wide = torch.float64 if moments_KK.shape[0] <= _WIDE else torch.float32
     mean = float(moments_KK.diagonal().mean()) or 1.0
     while True:

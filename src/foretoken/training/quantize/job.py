@@ -447,12 +447,8 @@ class _Job:
 
     def _seen(self, moments: dict[str, Tensor]) -> dict[str, SeenInputs]:
         """What each matrix reads, by the last part of its name; a shared tensor is one object."""
-        wanted = self._settings.calibration
-        assert wanted is not None, "moments are taken for a calibration"
         made = {
-            id(shared_KK): SeenInputs(
-                shared_KK, damping=wanted.damping, activation_order=wanted.activation_order
-            )
+            id(shared_KK): SeenInputs(shared_KK)
             for shared_KK in {id(one_KK): one_KK for one_KK in moments.values()}.values()
         }
         return {module: made[id(moments_KK)] for module, moments_KK in moments.items()}

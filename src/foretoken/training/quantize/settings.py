@@ -19,8 +19,7 @@ PYTHON_TEXT = "python"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationSettings:
-    """How much of which text is read, and how weights are fitted to it. Raises ConfigError: a
-    number out of range."""
+    """How much of which text weights are fitted to. Raises ConfigError: a number out of range."""
 
     source: str
     """A text file, JSON lines, or PYTHON_TEXT."""
@@ -28,16 +27,11 @@ class CalibrationSettings:
     """Rows of the text that are used, spread evenly over it."""
     length: int = 512
     """Tokens of a row."""
-    damping: float = 0.01
-    """The share of the inputs' mean square that is added to each: keeps errors from moving far."""
-    activation_order: bool = True
-    """Round the inputs with the largest activations first."""
 
     def __post_init__(self) -> None:
         fine = {
             "calibration-sequences": (self.sequences, self.sequences >= 1, "an integer >= 1"),
             "calibration-length": (self.length, self.length >= 2, "an integer >= 2"),
-            "damping": (self.damping, 0 < self.damping <= 1, "a number in (0, 1]"),
         }
         for name, (given, ok, allowed) in fine.items():
             if not ok:
