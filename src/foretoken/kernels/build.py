@@ -61,11 +61,7 @@ def library_path() -> Path:
 
 
 def compiler() -> str:
-    """The C compiler: $CC, or cc, gcc, clang.
-
-    Raises:
-        BuildError: none is installed.
-    """
+    """The C compiler: $CC, or cc, gcc, clang. Raises BuildError: none is installed."""
     given = os.environ.get("CC")
     for name in (given,) if given else ("cc", "gcc", "clang"):
         path = shutil.which(name)
@@ -75,11 +71,8 @@ def compiler() -> str:
 
 
 def build_library() -> Path:
-    """Compile and link unless it is there already; older libraries are removed.
-
-    Raises:
-        BuildError: no compiler, an error in the sources, or a folder that cannot be written.
-    """
+    """Compile and link unless it is there already; older libraries are removed. Raises BuildError:
+    no compiler, an error in the sources, or a folder that cannot be written."""
     target = library_path()
     if target.is_file():
         return target

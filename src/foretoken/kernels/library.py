@@ -66,11 +66,8 @@ class Library:
 
 @functools.cache
 def find_library() -> Library | None:
-    """The kernels, or None where they are off or could not be compiled, which is said once.
-
-    Raises:
-        ConfigError: FORETOKEN_KERNELS has an unknown value, or a level that this machine lacks.
-    """
+    """The kernels, or None where they are off or could not be compiled, which is said once. Raises
+    ConfigError: FORETOKEN_KERNELS has an unknown value, or a level that this machine lacks."""
     wanted = _wanted()
     if wanted in ("off", TWINS):
         return None
@@ -91,11 +88,8 @@ def find_library() -> Library | None:
 
 
 def wants_twins() -> bool:
-    """Whether the steps of a GPU are to run on the CPU.
-
-    Raises:
-        ConfigError: FORETOKEN_KERNELS has an unknown value.
-    """
+    """Whether the steps of a GPU are to run on the CPU. Raises ConfigError: FORETOKEN_KERNELS has
+    an unknown value."""
     return _wanted() == TWINS
 
 
@@ -107,11 +101,8 @@ def _wanted() -> str:
 
 
 def describe_kernels() -> str:
-    """Kernels on or off, which or why not, in words. Compiles nothing.
-
-    Raises:
-        ConfigError: FORETOKEN_KERNELS has an unknown value, or a level that this machine lacks.
-    """
+    """Kernels on or off, which or why not, in words. Compiles nothing. Raises ConfigError:
+    FORETOKEN_KERNELS has an unknown value, or a level that this machine lacks."""
     if wants_twins():
         return f"off ({VARIABLE}={TWINS}: a GPU's steps in PyTorch's operations, to test them)"
     if build.library_path().is_file():

@@ -95,11 +95,7 @@ def open_files(folder: Path, dtype: torch.dtype = torch.float32) -> dict[Path, W
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The paths of those files.
-
-    Raises:
-        CheckpointError: there are none, or a shard is missing.
-    """
+    """The paths of those files. Raises CheckpointError: there are none, or a shard is missing."""
     if folder.suffix == ".gguf":
         return list(gguf_parts(folder))
     for name in (_SAFETENSORS, _PICKLED):
@@ -217,21 +213,14 @@ class Checkpoint:
         return self._checked(name, self.raw(name), shape)
 
     def matrix(self, module: str, shape: tuple[int, int]) -> Weights:
-        """The weights of the linear layer `module`, quantized as they are stored.
-
-        Raises:
-            CheckpointError: as for `take`, or its tensors do not fit each other.
-        """
+        """The weights of the linear layer `module`, quantized as they are stored. Raises
+        CheckpointError: as for `take`, or its tensors do not fit each other."""
         found = self._as_stored(module, shape)
         return self.take(f"{module}.weight", shape) if found is None else found
 
     def table(self, module: str, shape: tuple[int, int]) -> Weights:
         """The embedding table of `module`, in fewer bits where it is stored so and kernels hold
-        them; else as `keep` gives it.
-
-        Raises:
-            CheckpointError: as for `matrix`.
-        """
+        them; else as `keep` gives it. Raises CheckpointError: as for `matrix`."""
         found = self._as_stored(module, shape)
         if found is None:
             return self.keep(f"{module}.weight", shape)
@@ -259,11 +248,8 @@ class Checkpoint:
         return name in self._files
 
     def raw(self, name: str) -> Tensor:
-        """The tensor as it is stored, on the device; it counts as used.
-
-        Raises:
-            CheckpointError: it is missing or unreadable.
-        """
+        """The tensor as it is stored, on the device; it counts as used. Raises CheckpointError: it
+        is missing or unreadable."""
         tensor = self.peek(name)
         self._unused.discard(name)
         return tensor
@@ -355,11 +341,7 @@ class Checkpoint:
         self._unused = {n for n in self._unused if n != name and not n.startswith(module)}
 
     def finish(self) -> None:
-        """All tensors that were wanted have been taken.
-
-        Raises:
-            CheckpointError: some are left over.
-        """
+        """All wanted tensors have been taken. Raises CheckpointError: some are left over."""
         if self._unused:
             names = sorted(self._unused)
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")

@@ -134,11 +134,8 @@ def layer_builder(
 
 
 def _rounding(quantization: str | None, shape: ModelShape) -> str | None:
-    """How to round matrices that are floats; the name of a ready-made format asks for none.
-
-    Raises:
-        ConfigError: it names another format than the checkpoint's.
-    """
+    """How to round matrices that are floats; the name of a ready-made format asks for none. Raises
+    ConfigError: it names another format than the checkpoint's."""
     if quantization is None or quantization in QUANTIZATIONS:
         return quantization
     own = None if shape.stored is None else shape.stored.method

@@ -438,11 +438,7 @@ def _read_contents(fd: int) -> tuple[Sequence[_Place], Mapping[str, Any], _Writi
 
 
 def _copy(fd: int, library: Library) -> Tensor:
-    """The file in memory of our own.
-
-    Raises:
-        BrokenFileError: it was changed meanwhile.
-    """
+    """The file in memory of our own. Raises BrokenFileError: it was changed meanwhile."""
     before = os.fstat(fd)
     memory = empty_packed(library, (before.st_size,), torch.uint8)
     _read_into(memory, fd)

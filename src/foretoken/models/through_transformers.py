@@ -124,11 +124,8 @@ class PagedAttention:
         return not self._kinds
 
     def note(self, layer: int, call: LayerCall, others: Mapping[str, Any]) -> None:
-        """Note a layer's call.
-
-        Raises:
-            UnsupportedModelError: it asks for more than a window, a soft cap and a scale.
-        """
+        """Note a layer's call. Raises UnsupportedModelError: it asks for more than a window, a soft
+        cap and a scale."""
         tensors = [name for name, value in others.items() if isinstance(value, Tensor)]
         unknown = sorted(set(tensors) - set(_HARMLESS))
         if unknown:
@@ -142,11 +139,8 @@ class PagedAttention:
         raise UnsupportedModelError("model_type", f"{self._model_type} ({what})", allowed)
 
     def check(self, module: nn.Module, mask: Tensor | None, k: Tensor, v: Tensor) -> None:
-        """The call is causal attention of a layer with keys and values of one size.
-
-        Raises:
-            UnsupportedModelError: it is not.
-        """
+        """The call is causal attention of a layer with keys and values of one size. Raises
+        UnsupportedModelError: it is not."""
         if mask is not None:
             self._refuse("a mask of its own")
         if not getattr(module, "is_causal", True):

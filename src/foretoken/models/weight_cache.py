@@ -235,11 +235,8 @@ class CachedWeightSource(WeightSource, PackedLayers):
 
 
 def most_bytes() -> int:
-    """Bytes that all files together may take: FORETOKEN_PACKED_WEIGHTS_GIB, or 50 GiB.
-
-    Raises:
-        ConfigError: the variable is not a number.
-    """
+    """Bytes that all files together may take: FORETOKEN_PACKED_WEIGHTS_GIB, or 50 GiB. Raises
+    ConfigError: the variable is not a number."""
     given = os.environ.get(VARIABLE, "")
     try:
         gib = float(given) if given else DEFAULT_GIB
@@ -333,11 +330,8 @@ class WeightCache:
             return None
 
     def begin_beside(self) -> "PackedWriting | None":
-        """Write the file beside the checkpoint; None: another process writes it.
-
-        Raises:
-            OSError: the folder cannot be written, or is full.
-        """
+        """Write the file beside the checkpoint; None: another process writes it. Raises OSError:
+        the folder cannot be written, or is full."""
         return self._begin(_made(self.beside))
 
     def _begin(self, folder: Path) -> "PackedWriting | None":
@@ -386,11 +380,8 @@ class PackedWriting:
 
     @classmethod
     def open(cls, target: Path, model: str) -> "PackedWriting | None":
-        """Begin; what a process left that was killed meanwhile is written over.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
+        """Begin; what a process left that was killed meanwhile is written over. Raises OSError: the
+        folder cannot be written."""
         temporary = target.with_suffix(_TEMPORARY)
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

@@ -48,11 +48,8 @@ class GrammarTokenizer:
     eos_ids: tuple[int, ...]
 
     def load(self) -> Any:
-        """An `llguidance.LLTokenizer`; takes a second for 150,000 tokens.
-
-        Raises:
-            ParameterError: llguidance cannot read it.
-        """
+        """An `llguidance.LLTokenizer`; takes a second for 150,000 tokens. Raises ParameterError:
+        llguidance cannot read it."""
         import llguidance
 
         size, eos_ids = self.vocab_size, list(self.eos_ids)
@@ -120,12 +117,8 @@ class TrialCompiler:
         self._end: weakref.finalize[..., TrialCompiler] | None = None
 
     def check(self, kind: str, source: str, compact: bool) -> None:
-        """Compile, as `compile_grammar` would.
-
-        Raises:
-            ParameterError: it does not compile, or not within the bounds.
-            ForetokenError: no process can be started.
-        """
+        """Compile, as `compile_grammar` would. Raises ParameterError: it does not compile, or not
+        within the bounds; ForetokenError: no process can be started."""
         order = {"kind": kind, "source": source, "compact": compact}
         try:
             line = _ask(self._running(), _line(order), _MOST_WAITED_S)

@@ -109,11 +109,8 @@ class Grammars:
         return found
 
     def check(self, request: Request) -> None:
-        """Check that the grammar of a request could have written what it resumes.
-
-        Raises:
-            ParameterError: one of the ids is forbidden at its place.
-        """
+        """Check that the grammar of a request could have written what it resumes. Raises
+        ParameterError: one of the ids is forbidden at its place."""
         if request.grammar is None or not request.resumed_ids:
             return
         ids = list(request.resumed_ids)

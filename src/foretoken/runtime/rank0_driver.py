@@ -114,20 +114,14 @@ class Leader:
         self._patience = Patience()
 
     def load(self, said: LoadShare) -> None:
-        """Have them load the model; rank 0 does so meanwhile.
-
-        Raises:
-            RankLostError: one of them left, died or was late.
-        """
+        """Have them load the model; rank 0 does so meanwhile. Raises RankLostError: one of them
+        left, died or was late."""
         self.group.broadcast(pickle.dumps((said, self.group.wait_s)), idle=True)
 
     @contextmanager
     def leading(self, said: Said) -> Iterator[None]:
-        """Tell the others; inside, do the same here.
-
-        Raises:
-            RankLostError: one of them left, died or was late.
-        """
+        """Tell the others; inside, do the same here. Raises RankLostError: one of them left, died
+        or was late."""
         num_tokens = said.num_tokens if isinstance(said, Forward) else 0
         wait_s = self.group.wait_s = self._patience.seconds(num_tokens)
         began = time.perf_counter()
@@ -143,11 +137,8 @@ class Leader:
 
 
 def listen(group: Group) -> Iterator[Said]:
-    """What rank 0 says, on the others, until the group ends.
-
-    Raises:
-        RankLostError: it has ended, by rank 0's word or because a rank is lost.
-    """
+    """What rank 0 says, on the others, until the group ends. Raises RankLostError: it has ended, by
+    rank 0's word or because a rank is lost."""
     while True:
         said, group.wait_s = pickle.loads(group.broadcast(None, idle=True))
         yield said
