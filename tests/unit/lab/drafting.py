@@ -110,9 +110,3 @@ def ab_of(records: list[RequestRecord]) -> AbSummary:
         arms=tuple(summarize_arm(records, own, ServiceLevels()) for own in data),
         gains=compute_gains(records, (data[0], data[1]), ServiceLevels()),
     )
-
-
-def arms_of(records: list[RequestRecord]) -> tuple[list[RequestRecord], list[RequestRecord]]:
-    """The baseline's answers and the candidate's."""
-    off, on = ([r for r in records if r.arm == name] for name in NAMES)
-    return off, on
