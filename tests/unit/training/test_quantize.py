@@ -185,7 +185,7 @@ def test_settings_that_no_kernel_has(given: dict[str, object], said: str) -> Non
 @pytest.mark.parametrize("given", [{"sequences": 0}, {"length": 1}])
 def test_calibration_out_of_range(given: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="--"):
-        CalibrationSettings(source="x", **given)  # type: ignore[arg-type]
+        CalibrationSettings(source="x", **given)
 
 
 def test_models_that_cannot_be_written(tmp_path: Path) -> None:
