@@ -74,6 +74,8 @@ class LinearSpec:
     is_head: bool = False
     """Whether it makes logits: results are float32 where that costs nothing, and weights are never
     rounded below 8 bits."""
+    is_wide: bool = False
+    """Whether it is float32 beside others that are not."""
     keeps_sums: bool = False
     """Whether results are float32 where that costs nothing, as those of a head: they are added to
     others before they are rounded."""
@@ -302,13 +304,13 @@ class GpuSteps(Backend):
 
     def linear(self, spec: LinearSpec) -> Linear:
         """Weights as the kernels read them, floats and integers alike."""
-        if spec.dtype not in self._kernels.types:
+        if spec.dtype not in self._kernels.types and not spec.is_wide:
             return self._plain.linear(spec)
         spec = spec.settled()
         weights, scheme = spec.weights, spec.scheme
         if isinstance(weights, Tensor) and scheme is not None:
             weights = round_weights(weights, scheme)
-        in_one = spec.is_head or spec.is_gate
+        in_one = spec.is_head or spec.is_gate or spec.keeps_sums
         if isinstance(weights, Tensor):
             packed = pack_for_gpu(self._kernels, weights, in_one=in_one)
         else:

@@ -302,8 +302,12 @@ def by_definition(x: Tensor, bias: Tensor, routing: Routing) -> dict[int, float]
 def test_speculation_changes_nothing(case: str, tmp_path: Path) -> None:
     """Look-up and a draft model that is a mixture too; chunks, and a prefix that is kept. Junk and
     trees: tests/e2e/test_families.py."""
+    check_speculation(case, tmp_path, tokens=16)
+
+
+def check_speculation(case: str, folder: Path, tokens: int) -> None:
     kind, changes = MIXTURES[case]
-    target, draft = tmp_path / "target", tmp_path / "draft"
+    target, draft = folder / "target", folder / "draft"
     small = {"vocab_size": WORDS, "num_hidden_layers": 1, "layer_types": None}
     small |= {"num_kv_shared_layers": 0} if "gemma4" in case else {}
     words = {"vocab_size_per_layer_input": WORDS} if "gemma4" in case else {}
@@ -312,8 +316,8 @@ def test_speculation_changes_nothing(case: str, tmp_path: Path) -> None:
     prompts = make_prompts(5, 3)
     prompts = [*prompts, prompts[0]]
     requests: list[dict[str, Any]] = [
-        {"max_tokens": 16, "temperature": 0.0},
-        {"max_tokens": 16, "temperature": 0.9, "seed": 5},
+        {"max_tokens": tokens, "temperature": 0.0},
+        {"max_tokens": tokens, "temperature": 0.9, "seed": 5},
     ]
     with open_llm(target, None, "plain", max_num_seqs=1) as llm:
         expected = [generate(llm, prompts, one) for one in requests]

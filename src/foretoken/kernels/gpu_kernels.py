@@ -11,22 +11,26 @@ step to step out of tensors: so a step of them can be recorded and replayed. Rul
   that no unit covers are dead: what is computed for them is finite and read by nobody.
 
 Shape letters: T rows of the step, D hidden size, N outputs and K inputs of a matrix, P parts,
-F inner size, H query heads, L key heads, h head size, S slots of a store, U units, R rows of
-logits, V vocabulary, X numbers of any other kind.
+F inner size, E experts, H query heads, L key heads, h head size, S slots of a store, U units, R
+rows of logits, V vocabulary, X numbers of any other kind.
 """
 
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
+from foretoken.shape.mixtures.experts import Experts
+
 KEY_BLOCK: Final = 64
 """Keys that are weighed at once, from multiples of it on."""
 UNIT_INTS: Final = 9
+EXPERT_ACTIVATIONS: Final = {"silu": 0, "gelu_pytorch_tanh": 1, "clamped": 2}
+"""By their names in `Experts`; the first are those of `GpuKernels.gate_up`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,13 @@ class GpuWeights:
     def segments(self) -> int:
         """How many partial sums there are."""
         return -(-self.inputs // self.segment)
+
+    def part(self, rows: slice) -> "GpuWeights":
+        """Some of its outputs."""
+        scale_NG, zero_NG = (
+            None if one is None else one[rows] for one in (self.scale_NG, self.zero_NG)
+        )
+        return replace(self, values_NK=self.values_NK[rows], scale_NG=scale_NG, zero_NG=zero_NG)
 
     @property
     def group(self) -> int:
@@ -164,6 +175,66 @@ class Partials(NamedTuple):
         return cls(*(torch.zeros(size, dtype=torch.float32, device=device) for size in sizes))
 
 
+class ExpertChoice(NamedTuple):
+    """How a layer gives rows their experts."""
+
+    experts: Experts
+    dtype: torch.dtype
+    """What products are rounded to."""
+    bias_E: Tensor | None
+    """Added to them."""
+    choice_bias_E: Tensor | None
+    """float32, added to scores for the choice alone."""
+
+
+class ExpertMatrices(NamedTuple):
+    """One matrix [N, K] of each expert."""
+
+    weights: GpuWeights
+    """[E * N, K], one over the other, in one segment."""
+    bias_X: Tensor | None
+    """[E * N]."""
+
+
+class ExpertPairs(NamedTuple):
+    """The rows of a pass and the experts that each has: pair row * used + slot."""
+
+    weights_TS: Tensor
+    """float32, by slots, heaviest first, then by number; a shared expert's is behind them."""
+    experts_TU: Tensor
+    """int32, [T, used]; of rows that are padding E."""
+    order_P: Tensor
+    """int32 pairs by expert."""
+    blocks_B3: Tensor
+    """int32: expert, first place in the order, pairs; without pairs nothing is done."""
+    tile: int
+    """Most pairs of a block."""
+
+    @classmethod
+    def empty(cls, rows: int, experts: Experts, device: torch.device) -> Self:
+        """Room for so many rows, in blocks of any size."""
+        ints_PX = torch.zeros(5, rows * experts.used, dtype=torch.int32, device=device)
+        return cls(
+            weights_TS=torch.zeros(rows, experts.results, device=device),
+            experts_TU=ints_PX[0].view(rows, experts.used),
+            order_P=ints_PX[1],
+            blocks_B3=ints_PX[2:].view(-1, 3),
+            tile=1,
+        )
+
+    def of(self, rows: int, experts: int, tile: int) -> Self:
+        """Those of the first rows, in blocks of `tile`; with room for the blocks of any choice."""
+        pairs = rows * self.experts_TU.shape[1]
+        touched = min(pairs, experts)
+        return self._replace(
+            weights_TS=self.weights_TS[:rows],
+            experts_TU=self.experts_TU[:rows],
+            order_P=self.order_P[:pairs],
+            blocks_B3=self.blocks_B3[: touched + (pairs - touched) // tile],
+            tile=tile,
+        )
+
+
 class Recorder(Protocol):
     """Remembers launches."""
 
@@ -250,13 +321,15 @@ class GpuKernels(ABC):
         after_D: Tensor | None = None,
         kept: Kept | None = None,
         kept_normed: Kept | None = None,
+        weights_TP: Tensor | None = None,
     ) -> None:
         """Add a layer's part to the residual stream, and norm it for the next.
 
-        y = parts in order + bias in float32. Without `after_D` stream = round(y + stream); with it
-        y is rounded, then stream = round(round(y / rms(y) * after) + stream). No parts: the stream
-        stays. normed = round(stream / rms(stream) * weight); no weight: `normed_TD` is not written.
-        rms(y) = sqrt(mean(y ** 2) + eps), in float32; weights are in any float type.
+        y = parts, times weights if there are some, in order + bias in float32. Without `after_D`
+        stream = round(y + stream); with it y is rounded, then stream = round(round(y / rms(y) *
+        after) + stream). No parts: the stream stays. normed = round(stream / rms(stream) * weight);
+        no weight: `normed_TD` is not written. rms(y) = sqrt(mean(y ** 2) + eps), in float32;
+        weights are in any float type.
 
         Args:
             parts_PTD: float32.
@@ -268,7 +341,43 @@ class GpuKernels(ABC):
             after_D: weights of a norm over the part itself.
             kept: where the new stream is kept, too.
             kept_normed: where the normed rows are kept, too.
+            weights_TP: float32, of each row's parts.
         """
+
+    @abstractmethod
+    def pair_tile(self, pairs: int, experts: int, bits: int) -> int:
+        """Pairs of a block, of so many of a pass; `bits` of gates and ups, 0: floats."""
+
+    @abstractmethod
+    def choose_experts(
+        self, parts_PTX: Tensor, choice: ExpertChoice, live_1: Tensor, pairs: ExpertPairs
+    ) -> None:
+        """The experts of each row, as `ops.routing` chooses and weighs them.
+
+        Args:
+            parts_PTX: the router's, of E experts and, if there is one, the shared expert's gate,
+                whose sigmoid is its weight; without a gate that is 1.
+            choice: what is made of their sum.
+            live_1: int32; rows from this number on are padding and have no expert.
+            pairs: `weights_TS` and `experts_TU` are written.
+        """
+
+    @abstractmethod
+    def sort_pairs(self, pairs: ExpertPairs, experts: int, read_1: Tensor) -> None:
+        """Order and blocks of the pairs; `read_1`: int32, how many experts have some."""
+
+    @abstractmethod
+    def experts_gate_up(
+        self, x_TK: Tensor, of: ExpertMatrices, experts: Experts, pairs: ExpertPairs, y_PF: Tensor
+    ) -> None:
+        """`gate_up` of each pair by its expert. `clamped`: (up + 1) * gate * sigmoid(1.702 * gate)
+        of both clamped, rounded once. Experts without pairs are not read."""
+
+    @abstractmethod
+    def experts_down(
+        self, x_PF: Tensor, of: ExpertMatrices, experts: Experts, pairs: ExpertPairs, y_STN: Tensor
+    ) -> None:
+        """Sums and biases of each pair by its expert, float32, by slot and row."""
 
     @abstractmethod
     def turn_and_write(

@@ -10,14 +10,25 @@ from typing import Any, Final, NamedTuple, final
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
-from foretoken.kernels import triton_attention, triton_draw, triton_matrix, triton_rows
+from foretoken.kernels import (
+    triton_attention,
+    triton_draw,
+    triton_experts,
+    triton_matrix,
+    triton_rows,
+)
 from foretoken.kernels.gpu_kernels import (
+    EXPERT_ACTIVATIONS,
     KEY_BLOCK,
     UNIT_INTS,
     AttentionInts,
     AttentionShape,
+    ExpertChoice,
+    ExpertMatrices,
+    ExpertPairs,
     GpuKernels,
     GpuWeights,
     Kept,
@@ -27,15 +38,17 @@ from foretoken.kernels.gpu_kernels import (
     Recorder,
     Rotary,
 )
+from foretoken.shape.mixtures.experts import Experts
 
-_GELU: Final = 1
-"""The number in `ops.activation.COMPILED`."""
 _PROGRAMS: Final = 240
 """Programs of a product of few rows that fill a large GPU."""
 _LEAST_SEGMENT: Final = 256
 _SPAN: Final = 8192
 """Ids of a row of logits that a program reads."""
 _COMBINED: Final = 16
+_KINDS: Final = {
+    torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16,
+}  # fmt: skip
 _SEGMENTS: Final[dict[tuple[int, int, int, tuple[int, int]], int]] = {}
 """Segments of matrices, by outputs, inputs, bits and capability, where another number than the
 formula's was measured to be faster (benchmarks/gpu_check.py)."""
@@ -60,11 +73,13 @@ def tiles_of(w: GpuWeights, rows: int, gated: bool = False) -> Tiles:
     """
     if rows > 64 and w.group and not gated:
         return Tiles(128, 64, 128 if w.bits == 4 else max(64, min(128, 2 * w.group)), 8, 3)
-    if rows > 64 and not (w.bits and gated):
+    # Floats of 32 bits are multiplied in parts, which fill the registers.
+    wide = w.values_NK.dtype == torch.float32
+    if rows > 64 and not (w.bits and gated) and not wide:
         return Tiles(64 if gated else 128, 128, 64, 8, 3)
     # Integers of gates and ups fill the registers.
     tile = min(32 if w.bits and gated else 64, max(16, triton.next_power_of_2(rows)))
-    step = 64 if not w.bits and (gated or tile == 64) else 128
+    step = 64 if not w.bits and (gated or wide or tile == 64) else 128
     size = 64 * step * (w.bits or 8 * w.values_NK.element_size()) // 8
     # Rows are read ahead, too: many of them leave room for four steps.
     stages = 4 if tile == 64 else max(4, min(8, (16 << 10) // size + 1))
@@ -157,7 +172,7 @@ class TritonKernels(GpuKernels):
             (triton.cdiv(width, tiles.outputs), triton.cdiv(rows, tiles.rows)),
             x_TK, w.values_NK, w.scale_NG, w.zero_NG, bias_N, y_TF,
             rows, width, w.inputs, w.segment, x_TK.stride(0), y_TF.stride(0),
-            GELU=activation == _GELU, **_constants(w, tiles),
+            ACTIVATION=activation, **_constants(w, tiles),
             warps=tiles.warps, stages=tiles.stages,
         )  # fmt: skip
 
@@ -200,17 +215,77 @@ class TritonKernels(GpuKernels):
         after_D: Tensor | None = None,
         kept: Kept | None = None,
         kept_normed: Kept | None = None,
+        weights_TP: Tensor | None = None,
     ) -> None:
         """A program for a row."""
         rows, width = stream_TD.shape
         stores = [(None, None) if one is None else one for one in (kept, kept_normed)]
         self._run(
             "add_norm", triton_rows.add_norm, (rows,),
-            parts_PTD, bias_D, stream_TD, after_D, weight_D, normed_TD, *stores[0], *stores[1],
-            rows, width, stream_TD.stride(0), normed_TD.stride(0),
+            parts_PTD, weights_TP, bias_D, stream_TD, after_D, weight_D, normed_TD,
+            *stores[0], *stores[1], rows, width, stream_TD.stride(0), normed_TD.stride(0),
             _stride(stores[0][0]), _stride(stores[1][0]), eps,
             PARTS=0 if parts_PTD is None else parts_PTD.shape[0],
             BLOCK=triton.next_power_of_2(width), warps=8 if width > 2048 else 4,
+        )  # fmt: skip
+
+    def pair_tile(self, pairs: int, experts: int, bits: int) -> int:
+        """As many as an expert has of evenly shared ones, and no more than fit the registers."""
+        each: int = triton.next_power_of_2(triton.cdiv(pairs, experts))
+        return max(16, min(32 if bits else 64, each))
+
+    def choose_experts(
+        self, parts_PTX: Tensor, choice: ExpertChoice, live_1: Tensor, pairs: ExpertPairs
+    ) -> None:
+        """A program for a row."""
+        parts, rows, width = parts_PTX.shape
+        experts, routing = choice.experts, choice.experts.routing
+        block = triton.next_power_of_2(width)
+        self._run(
+            "choose_experts", triton_experts.choose, (rows,),
+            parts_PTX, choice.bias_E, choice.choice_bias_E, live_1, pairs.weights_TS,
+            pairs.experts_TU, rows, width, routing.softcap or 0.0, routing.floor, routing.eps,
+            routing.scale, PARTS=parts, KIND=_KINDS[choice.dtype], COUNT=experts.count,
+            USED=experts.used, SCORE=routing.score, WEIGHTS=routing.weights,
+            SLOTS=pairs.weights_TS.shape[1], CAPPED=routing.softcap is not None, BLOCK=block,
+            warps=1 if block <= 256 else 4,
+        )  # fmt: skip
+
+    def sort_pairs(self, pairs: ExpertPairs, experts: int, read_1: Tensor) -> None:
+        """A program for an expert, and one more."""
+        self._run(
+            "sort_pairs", triton_experts.sort_pairs, (experts + 1,),
+            pairs.experts_TU, pairs.order_P, pairs.blocks_B3, read_1,
+            pairs.order_P.shape[0], pairs.blocks_B3.shape[0], COUNT=experts, TILE=pairs.tile,
+            CHUNK=1024, BLOCK=triton.next_power_of_2(experts + 1),
+        )  # fmt: skip
+
+    def experts_gate_up(
+        self, x_TK: Tensor, of: ExpertMatrices, experts: Experts, pairs: ExpertPairs, y_PF: Tensor
+    ) -> None:
+        """A program for 64 outputs of a block."""
+        w, width, tiles = of.weights, y_PF.shape[1], tiles_of(of.weights, pairs.tile, gated=True)
+        self._run(
+            "experts_gate_up", triton_experts.gate_up,
+            (triton.cdiv(width, tiles.outputs), pairs.blocks_B3.shape[0]),
+            x_TK, w.values_NK, w.scale_NG, w.zero_NG, of.bias_X, pairs.order_P, pairs.blocks_B3,
+            y_PF, width, w.inputs, x_TK.stride(0), experts.limit,
+            ACTIVATION=EXPERT_ACTIVATIONS[experts.activation], USED=experts.used,
+            **_constants(w, tiles), warps=tiles.warps, stages=tiles.stages,
+        )  # fmt: skip
+
+    def experts_down(
+        self, x_PF: Tensor, of: ExpertMatrices, experts: Experts, pairs: ExpertPairs, y_STN: Tensor
+    ) -> None:
+        """A program for 64 outputs of a block."""
+        w, (_, rows, outputs) = of.weights, y_STN.shape
+        tiles = tiles_of(w, pairs.tile)
+        self._run(
+            "experts_down", triton_experts.down,
+            (triton.cdiv(outputs, tiles.outputs), pairs.blocks_B3.shape[0]),
+            x_PF, w.values_NK, w.scale_NG, w.zero_NG, of.bias_X, pairs.order_P, pairs.blocks_B3,
+            y_STN, rows, outputs, w.inputs, USED=experts.used,
+            **_constants(w, tiles), warps=tiles.warps, stages=tiles.stages,
         )  # fmt: skip
 
     def turn_and_write(

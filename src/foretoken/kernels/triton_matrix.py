@@ -48,7 +48,7 @@ def linear(
     if WHOLE:
         total = tl.zeros((TILE_N, TILE_T), tl.float32)
         for start in range(0, inputs, segment):
-            part_total, _ = _sums(
+            part_total, _ = sums(
                 x_rows, row_there, values, scale, zero, w, None,
                 start, tl.minimum(start + segment, inputs), inputs,
                 BITS, GROUP, PAIRS, TAIL, TILE_N, TILE_T, STEP,
@@ -56,7 +56,7 @@ def linear(
             total += part_total
     else:
         start = part * segment
-        total, _ = _sums(
+        total, _ = sums(
             x_rows, row_there, values, scale, zero, w, None,
             start, tl.minimum(start + segment, inputs), inputs,
             BITS, GROUP, PAIRS, TAIL, TILE_N, TILE_T, STEP,
@@ -79,7 +79,7 @@ def gate_up(
     segment,
     x_stride,
     y_stride,
-    GELU: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -98,7 +98,7 @@ def gate_up(
     up = tl.zeros((TILE_N, TILE_T), tl.float32)
     for start in range(0, inputs, segment):
         end = tl.minimum(start + segment, inputs)
-        gate_part, up_part = _sums(
+        gate_part, up_part = sums(
             x_rows, row_there, values, scale, zero, w, w + width, start, end, inputs,
             BITS, GROUP, PAIRS, TAIL, TILE_N, TILE_T, STEP,
         )  # fmt: skip
@@ -107,20 +107,33 @@ def gate_up(
     if bias is not None:
         gate += tl.load(bias + w).to(tl.float32)[:, None]
         up += tl.load(bias + width + w).to(tl.float32)[:, None]
-    kind: tl.constexpr = y.dtype.element_ty
-    gate = gate.to(kind).to(tl.float32)
-    inner = gate
-    if GELU:
-        # 2 sqrt(2 / pi).
-        inner = (gate * gate * 0.044715 + 1.0) * gate * 1.5957691216057308
-    gate = (gate / (1.0 + tl.exp(-inner))).to(kind).to(tl.float32)
-    up = up.to(kind).to(tl.float32)
+    found = gated(gate, up, 0.0, y.dtype.element_ty, ACTIVATION)
     to = y + t.to(tl.int64)[None, :] * y_stride + n[:, None]
-    tl.store(to, (gate * up).to(kind), mask=(n < width)[:, None] & row_there)
+    tl.store(to, found, mask=(n < width)[:, None] & row_there)
 
 
 @triton.jit
-def _sums(
+def gated(gate, up, limit, kind: tl.constexpr, ACTIVATION: tl.constexpr):
+    """act(gate) * up of sums, each rounded to `kind`; ACTIVATION: as `gpu_kernels` counts them."""
+    gate = gate.to(kind).to(tl.float32)
+    up = up.to(kind).to(tl.float32)
+    inner = gate
+    if ACTIVATION == 1:
+        # 2 sqrt(2 / pi).
+        inner = (gate * gate * 0.044715 + 1.0) * gate * 1.5957691216057308
+    if ACTIVATION == 2:
+        # What is no number stays none.
+        gate = tl.where(gate > limit, limit, gate)
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up)) + 1.0
+        inner = gate * 1.702
+    gate = gate / (1.0 + tl.exp(-inner))
+    if ACTIVATION != 2:
+        gate = gate.to(kind).to(tl.float32)
+    return (gate * up).to(kind)
+
+
+@triton.jit
+def sums(
     x, row_there, values, scale, zero, w, w_2, start, end, inputs,
     BITS: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr, TAIL: tl.constexpr,
     TILE_N: tl.constexpr, TILE_T: tl.constexpr, STEP: tl.constexpr,
@@ -198,7 +211,11 @@ def _add(
             if zero is not None:
                 tile -= _numbers(zero, w, at, end, inputs, GROUP, GROUP, PAIRS, TAIL, STEP)
             tile *= factor
-        total = tl.dot(tile.to(kind), low, total, input_precision="ieee")
+        if tile.dtype == tl.float32 and BITS == 0:
+            # Rows may be narrower; matrix instructions take a product in three parts.
+            total = tl.dot(tile, low.to(tl.float32), total, input_precision="tf32x3")
+        else:
+            total = tl.dot(tile.to(kind), low, total, input_precision="ieee")
     return total
 
 

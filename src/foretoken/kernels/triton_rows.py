@@ -31,11 +31,16 @@ def embed(
 
 
 @triton.jit
-def _added(parts, bias, row, rows, d, there, width, PARTS: tl.constexpr):
-    """float32: a row's parts in order, then the bias."""
+def _added(parts, bias, row, rows, d, there, width, PARTS: tl.constexpr, weights=None):
+    """float32: a row's parts in order, times their weights if there are some, then the bias."""
     y = tl.load(parts + row * width + d, mask=there, other=0.0)
+    if weights is not None:
+        y *= tl.load(weights + row * PARTS)
     for part in tl.static_range(1, PARTS):
-        y += tl.load(parts + (part * rows + row) * width + d, mask=there, other=0.0)
+        z = tl.load(parts + (part * rows + row) * width + d, mask=there, other=0.0)
+        if weights is not None:
+            z *= tl.load(weights + row * PARTS + part)
+        y += z
     if bias is not None:
         y += tl.load(bias + d, mask=there, other=0.0).to(tl.float32)
     return y
@@ -73,6 +78,7 @@ def _normed(x, weight, d, there, width, eps):
 @triton.jit(do_not_specialize=["rows"])
 def add_norm(
     parts,
+    weights,
     bias,
     stream,
     after,
@@ -99,7 +105,7 @@ def add_norm(
     kind: tl.constexpr = stream.dtype.element_ty
     x = tl.load(stream + row * stream_stride + d, mask=there, other=0.0).to(tl.float32)
     if PARTS > 0:
-        y = _added(parts, bias, row, rows, d, there, width, PARTS)
+        y = _added(parts, bias, row, rows, d, there, width, PARTS, weights)
         if after is not None:
             y = y.to(kind).to(tl.float32)
             y = _normed(y, after, d, there, width, eps).to(kind).to(tl.float32)

@@ -204,7 +204,14 @@ class Builder:
         bias_N = source.keep(f"{name}.bias", (outputs,), dtype) if bias else None
         [(weights, packed)] = self._joined([weight])
         made = self.backend.linear(
-            LinearSpec(weights=weights, dtype=dtype, bias_N=bias_N, packed=packed, probe=self.probe)
+            LinearSpec(
+                weights=weights,
+                dtype=dtype,
+                bias_N=bias_N,
+                is_wide=dtype != self.options.dtype,
+                packed=packed,
+                probe=self.probe,
+            )
         )
         if self.packed is not None:
             self.packed.made([made])
@@ -381,7 +388,7 @@ class Builder:
     def mlp(self, prefix: str, inner: int) -> GatedMLP:
         """gate and up as one matrix, and down."""
         bias = self.shape.mlp_bias
-        gate_up, down = self._up_and_down(prefix, inner, bias=bias, is_gate=True)
+        gate_up, down = self._up_and_down(prefix, inner, bias=bias)
         return GatedMLP(gate_up=gate_up, down=down, activate=ACTIVATIONS[self.shape.hidden_act])
 
     def _up_and_down(
@@ -391,7 +398,6 @@ class Builder:
         *,
         bias: bool,
         gated: bool = True,
-        is_gate: bool = False,
         keeps_sums: bool = False,
     ) -> tuple[Linear, Linear]:
         """The matrices of an MLP, each of which this rank has its share of."""
@@ -400,9 +406,7 @@ class Builder:
         mine = [part.cut(self.options.share.of(inner)) for part in whole]
         biases = [part.bias for part in mine if part.bias is not None]
         bias_N = torch.cat(biases) if biases else None
-        gate_up = self.linear(
-            [part.weight for part in mine], bias_N, use="gate" if is_gate else None
-        )
+        gate_up = self.linear([part.weight for part in mine], bias_N, use="gate" if gated else None)
         down = self._down(f"{prefix}.down_proj", inner, bias=bias)
         return gate_up, self._back(down, 1, keeps_sums=keeps_sums)
 
@@ -644,6 +648,7 @@ class Builder:
             norm=norm,
             head=head,
             softcap=self.shape.logit_softcap,
+            experts=self.shape.experts,
         )
         return capture(parts, kernels, kernels.recorder())
 

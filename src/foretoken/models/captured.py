@@ -34,6 +34,10 @@ class _Made(NamedTuple):
     logits_RV: Tensor
     tokens_KR: Tensor
     chances_KR: Tensor
+    read_L: Tensor
+    """How many experts each layer read."""
+    ints: Tensor
+    """Tokens, and behind them that."""
 
 
 _On = tuple[Workspace, KVStore, FeatureStore | None]
@@ -100,10 +104,16 @@ class CapturedSteps:
         key = buffers.fill([PassRows(plan=plan, tokens=tokens, logits=rows, draws=how)])
         found = self._play(_Way("embedded", draws=how is not None), key, store, features)
         count = len(rows)
-        tokens_R = buffers.read(found.tokens_KR[0, :count]) if how is not None else None
+        tokens_R, read = None, 0
+        if how is not None:
+            numbers = buffers.read(found.ints)
+            tokens_R, read = numbers[:count], sum(numbers[key[-1].logits :])
         work = self._workspace(key)
         return ModelOutput(
-            logits_RV=found.logits_RV[:count], hidden_RD=work.hidden_TD[:count], chosen_R=tokens_R
+            logits_RV=found.logits_RV[:count],
+            hidden_RD=work.hidden_TD[:count],
+            chosen_R=tokens_R,
+            experts_read=read / max(self._decoder.num_mixtures, 1),
         )
 
     @property
@@ -355,10 +365,14 @@ class CapturedSteps:
             return made
         logits, device = keys[-1].logits, self._decoder.parts.embedding.device
         room = sum(one.logits for one in keys) if way.keeps else logits
+        count, layers = len(keys) * logits, len(self.parts.layers)
+        both = torch.zeros(count + layers, dtype=torch.int32, device=device)
         made = _Made(
             self._logits_for(room + keys[-1].newest),
-            torch.zeros(len(keys), logits, dtype=torch.int32, device=device),
+            both[:count].view(len(keys), logits),
             torch.zeros(len(keys), logits, device=device),
+            both[count:],
+            both,
         )
         passes, on = self._buffers.passes(keys), (self._workspace(keys), store, features)
 
@@ -389,7 +403,7 @@ class CapturedSteps:
             elif not number and way.begin == "given":
                 every_T = work.every_T[: len(stream_TD)]
                 decoder.kernels.take_rows(work.given_TD, every_T, stream_TD)
-            decoder.body(one, work, store, features, stream_TD)
+            decoder.body(one, work, store, features, stream_TD, made.read_L)
             count = len(one.rows_R)
             if not count:
                 continue
@@ -412,7 +426,8 @@ class CapturedSteps:
         if way.begin == "feed":
             decoder.write_context(one, work, store)
             return
-        decoder.body(one, work, store, features, work.streams[0][: len(one.tokens_T)])
+        stream_TD = work.streams[0][: len(one.tokens_T)]
+        decoder.body(one, work, store, features, stream_TD, made.read_L)
         if way.steps:
             decoder.logits(one, work, made.logits_RV[: len(one.rows_R)])
             chances_R = made.chances_KR[0] if way.chances else None

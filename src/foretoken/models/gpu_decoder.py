@@ -1,28 +1,39 @@
-"""A decoder's pass as a GPU's launches, nine a layer, over memory that is kept between them.
+"""A decoder's pass as a GPU's launches, nine a layer, twelve of a mixture, over memory that is
+kept between them.
 
 Who records them and plays them again is `models.captured`. The weights belong to the layers.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from foretoken.kernels.gpu_kernels import GpuKernels, Kept, Partials, QueryKeyNorm, Rotary
+from foretoken.kernels.gpu_kernels import (
+    ExpertPairs,
+    GpuKernels,
+    Kept,
+    Partials,
+    QueryKeyNorm,
+    Rotary,
+)
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.kv.store import KVStore
 from foretoken.layers.attention import AttentionBlock
 from foretoken.layers.decoder_layer import Layer, LayerKind, Scaled
 from foretoken.layers.embedding import Embedding
+from foretoken.layers.mixture import Mixture
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
+from foretoken.models.gpu_mixture import GpuMixture, as_gpu, bind_mixture, knows_mixture
 from foretoken.models.step_buffers import DevicePass
 from foretoken.ops.activation import COMPILED
 from foretoken.ops.attention.gpu import GpuAttention, layer_of, most_partials, run_attention
 from foretoken.ops.linear.gpu import GpuLinear
 from foretoken.shape.memory_formula import RECORDED_ROWS
+from foretoken.shape.mixtures.experts import Experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +50,8 @@ class DecoderParts:
     """One part."""
     softcap: float | None
     """Of logits."""
+    experts: Experts | None = None
+    """Of layers that have a mixture."""
     beside: "BesideParts | None" = None
     """Of a head that takes embedded tokens beside a stream, which goes on from token to token."""
     blocks: "BlockParts | None" = None
@@ -93,8 +106,29 @@ class _Bound:
 
     qkv: GpuLinear
     out: GpuLinear
+    mlp: "_BoundMLP | GpuMixture"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BoundMLP:
+    """Those of a plain MLP."""
+
     gate_up: GpuLinear
     down: GpuLinear
+    activation: int
+
+    @property
+    def inner(self) -> int:
+        """Numbers between them."""
+        return self.down.weights.inputs
+
+
+class _Part(NamedTuple):
+    """What part of a layer gives, as `GpuKernels.add_norm` adds it."""
+
+    sums_PTD: Tensor | None = None
+    bias_D: Tensor | None = None
+    weights_TP: Tensor | None = None
 
 
 class Workspace:
@@ -106,7 +140,7 @@ class Workspace:
         self.partials = partials
         like, geometry = parts.embedding, parts.layers[0].attention.geometry
         hidden, heads = like.shape[1], geometry.num_heads * geometry.head_dim
-        inner = bound[0].down.weights.inputs
+        inner = max(layer.mlp.inner for layer in bound)
 
         def empty(*size: int, dtype: torch.dtype = like.dtype) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=like.device)
@@ -132,13 +166,19 @@ class Workspace:
             self.gathered_TF = empty(rows, parts.around.features.width)
             self.every_T = torch.arange(rows, dtype=torch.int32, device=like.device)
         self.q_TA, self.attended_TA = empty(rows, heads), empty(rows, heads)
-        self.gated_TF = empty(rows, inner)
+        self.gated = empty(rows * inner)
         most = 0
-        several = [one for layer in bound for one in (layer.qkv, layer.out, layer.down)]
+        several = [one for layer in bound for one in (layer.qkv, layer.out)]
+        several += [one.mlp.down for one in bound if isinstance(one.mlp, _BoundMLP)]
+        mixtures = [one.mlp for one in bound if isinstance(one.mlp, GpuMixture)]
+        several += [one.router for one in mixtures]
         if parts.around is not None and parts.around.mixer is not None:
             several.append(parts.around.mixer)
         for one in several:
             most = max(most, one.weights.outputs * max(one.most_parts, rows))
+        if mixtures and parts.experts is not None:
+            self.pairs = ExpertPairs.empty(rows, parts.experts, like.device)
+            most = max(most, parts.experts.results * rows * hidden)
         self.parts = empty(most, dtype=torch.float32)
 
 
@@ -148,9 +188,10 @@ class GpuDecoder:
 
     def __init__(self, parts: DecoderParts, kernels: GpuKernels) -> None:
         self.parts, self.kernels = parts, kernels
-        self.bound = [_bind(layer) for layer in parts.layers]
+        self.bound = [_bind(layer, parts.experts) for layer in parts.layers]
         ids_N = None if parts.around is None else parts.around.ids_N
         self.names_N = None if ids_N is None else ids_N.int()
+        self.num_mixtures = sum(isinstance(one.mlp, GpuMixture) for one in self.bound)
         self.shape = _attention(parts.kinds[0]).shape
         """Of attention; kinds of layers differ in windows alone."""
         positions = parts.kinds[0].rotary.cos.shape[0]
@@ -272,37 +313,35 @@ class GpuDecoder:
         store: KVStore,
         features: FeatureStore | None,
         stream_TD: Tensor,
+        read_L: Tensor,
     ) -> None:
         """From tokens to the stream and its norm, in `work.normed_TD`; keys, values and features
-        are kept. The stream of a head is there before."""
+        are kept, and how many experts each mixture read. The stream of a head is there before."""
         parts, kernels, rows = self.parts, self.kernels, len(one.tokens_T)
         normed_TD = work.normed_TD[:rows]
 
         def add(
-            linear: GpuLinear | None,
-            x_TK: Tensor,
-            norm: RMSNorm | None,
-            after: RMSNorm | None = None,
-            **kept: Kept | None,
+            part: _Part, norm: RMSNorm | None, after: RMSNorm | None = None, **kept: Kept | None
         ) -> None:
             """The stream goes on, and is normed for the next layer."""
-            if linear is None and norm is None and not any(kept.values()):
+            if part.sums_PTD is None and norm is None and not any(kept.values()):
                 return
             kernels.add_norm(
-                None if linear is None else self._run(linear, x_TK, work),
-                None if linear is None else linear.bias_N,
+                part.sums_PTD,
+                part.bias_D,
                 stream_TD,
                 None if norm is None else norm.weight_D,
                 normed_TD,
                 parts.norm.eps,
                 after_D=None if after is None else after.weight_D,
+                weights_TP=part.weights_TP,
                 **kept,
             )
 
         if parts.beside is None:
             table = parts.embedding.floats()
             kernels.embed(one.tokens_T, table, parts.scale, stream_TD)
-            add(None, stream_TD, parts.layers[0].attention_norm, kept=_kept(features, 0, one))
+            add(_Part(), parts.layers[0].attention_norm, kept=_kept(features, 0, one))
         following = [layer.attention_norm for layer in parts.layers[1:]] + [parts.norm]
         for index, (layer, bound) in enumerate(zip(parts.layers, self.bound, strict=True)):
             # With what is fed behind the rows.
@@ -310,21 +349,31 @@ class GpuDecoder:
             if layer.beside_norm is not None:
                 x_TD = self._first(one, work, stream_TD)
             attended_TA = self._attend(index, x_TD, one, work, store)
-            after = _after(layer.after_attention)
-            add(bound.out, attended_TA, layer.mlp_norm, after)
+            out = _Part(self._run(bound.out, attended_TA, work), bound.out.bias_N)
+            add(out, layer.mlp_norm, _after(layer.after_attention))
             x_TD = stream_TD if layer.mlp_norm is None else normed_TD
-            gated_TF, gate_up = work.gated_TF[:rows], bound.gate_up
-            activation = COMPILED[_mlp(layer).activate]
-            kernels.gate_up(x_TD, gate_up.weights, gate_up.bias_N, activation, gated_TF)
             last = index + 1 == len(parts.layers)
             add(
-                bound.down,
-                gated_TF,
+                self._mixed(index, x_TD, one, work, read_L[index : index + 1]),
                 following[index],
                 _after(layer.after_mlp),
                 kept=None if last else _kept(features, index + 1, one),
                 kept_normed=_kept(features, FINAL, one) if last else None,
             )
+
+    def _mixed(
+        self, index: int, x_TD: Tensor, one: DevicePass, work: Workspace, read_1: Tensor
+    ) -> _Part:
+        """What a layer's MLP or mixture gives."""
+        mlp = self.bound[index].mlp
+        if isinstance(mlp, GpuMixture):
+            room = work.pairs, work.gated, work.parts
+            y_STD, weights_TS = mlp.run(self.kernels, x_TD, one.live_1, read_1, room)
+            return _Part(y_STD, weights_TP=weights_TS)
+        gated_TF = work.gated[: len(x_TD) * mlp.inner].view(len(x_TD), mlp.inner)
+        gate_up = mlp.gate_up
+        self.kernels.gate_up(x_TD, gate_up.weights, gate_up.bias_N, mlp.activation, gated_TF)
+        return _Part(self._run(mlp.down, gated_TF, work), mlp.down.bias_N)
 
     def logits(self, one: DevicePass, work: Workspace, logits_RV: Tensor) -> None:
         """The head over the rows that are asked for, which are left in `work.hidden_TD`."""
@@ -388,7 +437,7 @@ def knows(parts: DecoderParts) -> bool:
     """Whether a GPU's kernels have all parts of a decoder."""
     norms = [parts.norm]
     for layer in parts.layers:
-        if not _is_known(layer):
+        if not _is_known(layer, parts.experts):
             return False
         own = (layer.attention_norm, layer.mlp_norm, layer.after_attention, layer.after_mlp)
         norms += [norm for norm in (*own, layer.beside_norm) if isinstance(norm, RMSNorm)]
@@ -396,19 +445,22 @@ def knows(parts: DecoderParts) -> bool:
     return known and len({norm.eps for norm in norms}) == 1 and parts.head.most_parts == 1
 
 
-def _is_known(layer: Layer) -> bool:
+def _is_known(layer: Layer, experts: Experts | None) -> bool:
     """Whether each part of the layer is one that the kernels have."""
     attention, mlp = layer.attention, layer.mlp
-    if not isinstance(attention, AttentionBlock) or not isinstance(mlp, GatedMLP):
-        return False
-    if not attention.kernels_know or mlp.activate not in COMPILED:
+    if not isinstance(attention, AttentionBlock) or not attention.kernels_know:
         return False
     if layer.input is not None or layer.scale is not None:
         return False
     if isinstance(layer.after_attention, Scaled) or isinstance(layer.after_mlp, Scaled):
         return False
-    linears = (attention.qkv, attention.out, mlp.gate_up, mlp.down)
-    return all(isinstance(linear, GpuLinear) for linear in linears)
+    linears = [attention.qkv, attention.out]
+    if isinstance(mlp, GatedMLP):
+        linears += [mlp.gate_up, mlp.down]
+        known = mlp.activate in COMPILED
+    else:
+        known = isinstance(mlp, Mixture) and experts is not None and knows_mixture(mlp, experts)
+    return known and all(isinstance(linear, GpuLinear) for linear in linears)
 
 
 def _block(layer: Layer) -> AttentionBlock:
@@ -416,25 +468,21 @@ def _block(layer: Layer) -> AttentionBlock:
     return layer.attention
 
 
-def _mlp(layer: Layer) -> GatedMLP:
-    assert isinstance(layer.mlp, GatedMLP), type(layer.mlp).__name__
-    return layer.mlp
-
-
 def _after(norm: RMSNorm | Scaled | None) -> RMSNorm | None:
     assert not isinstance(norm, Scaled), norm
     return norm
 
 
-def _bind(layer: Layer) -> _Bound:
-    attention, mlp = _block(layer), _mlp(layer)
-    found = {
-        "qkv": attention.qkv,
-        "out": attention.out,
-        "gate_up": mlp.gate_up,
-        "down": mlp.down,
-    }
-    return _Bound(**{name: one for name, one in found.items() if isinstance(one, GpuLinear)})
+def _bind(layer: Layer, experts: Experts | None) -> _Bound:
+    attention, mlp = _block(layer), layer.mlp
+    bound: _BoundMLP | GpuMixture
+    if isinstance(mlp, GatedMLP):
+        gate_up, down = as_gpu(mlp.gate_up), as_gpu(mlp.down)
+        bound = _BoundMLP(gate_up=gate_up, down=down, activation=COMPILED[mlp.activate])
+    else:
+        assert isinstance(mlp, Mixture) and experts is not None, type(mlp).__name__
+        bound = bind_mixture(mlp, experts)
+    return _Bound(qkv=as_gpu(attention.qkv), out=as_gpu(attention.out), mlp=bound)
 
 
 def _attention(kind: LayerKind) -> GpuAttention:

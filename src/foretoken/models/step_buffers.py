@@ -113,6 +113,8 @@ class DevicePass(NamedTuple):
     features_T: Tensor
     """Slots of the features of what is fed."""
     newest_B: Tensor
+    live_1: Tensor
+    """How many rows are none of padding."""
 
 
 @final
@@ -192,6 +194,7 @@ class StepBuffers:
             behind = slice(key.rows, key.rows + len(one.fed.places))
             parts["places"][behind], parts["slots"][behind] = one.fed.places, one.fed.slots
             found["features"] = one.fed.slots
+        parts["live"][0] = len(plan.places_T)
         found["newest"] = one.newest
         if key.whole:
             found["lasts"] = plan.lasts_T
@@ -232,6 +235,7 @@ class StepBuffers:
                     anchor_T=parts["anchor"],
                     features_T=parts["features"],
                     newest_B=parts["newest"],
+                    live_1=parts["live"],
                 )
             )
             at += count
@@ -263,7 +267,7 @@ def _slices(key: PassKey) -> _Slices:
     named, at = {}, 0
     sizes = dict.fromkeys(("tokens", "runs", "bases"), key.rows)
     sizes |= dict.fromkeys(("places", "slots"), key.rows + key.fed)
-    sizes |= {"features": key.fed, "newest": key.newest, "lasts": key.rows * key.whole}
+    sizes |= {"features": key.fed, "newest": key.newest, "lasts": key.rows * key.whole, "live": 1}
     sizes |= {"rows": key.logits, "keys": 2 * key.logits, "temperature": key.logits}
     sizes |= dict.fromkeys(("mask", "anchor"), key.rows if key.masks else 0)
     sizes |= {"units": UNIT_INTS * key.units, "tails": key.rows * key.depth}

@@ -5,7 +5,7 @@ Slow. Products are made in tiles of fixed shape, so that a row's bits are its ow
 matrix library below keeps them; a test asks it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from typing import Any, final
 
@@ -16,6 +16,9 @@ from foretoken.kernels.gpu_kernels import (
     KEY_BLOCK,
     AttentionInts,
     AttentionShape,
+    ExpertChoice,
+    ExpertMatrices,
+    ExpertPairs,
     GpuKernels,
     GpuWeights,
     Kept,
@@ -25,10 +28,12 @@ from foretoken.kernels.gpu_kernels import (
     Recorder,
     Rotary,
 )
-from foretoken.ops.activation import COMPILED
+from foretoken.ops.activation import ACTIVATIONS, COMPILED, clamped_swish, sigmoid
 from foretoken.ops.noise import KeyedNoise
 from foretoken.ops.quantize_kv import quantize_kv
+from foretoken.ops.routing import route
 from foretoken.shape.memory_formula import KV_SCALE_BYTES
+from foretoken.shape.mixtures.experts import Experts
 
 _TILE = 16
 _ACTIVATIONS = {number: function for function, number in COMPILED.items()}
@@ -102,10 +107,13 @@ class TwinKernels(GpuKernels):
         after_D: Tensor | None = None,
         kept: Kept | None = None,
         kept_normed: Kept | None = None,
+        weights_TP: Tensor | None = None,
     ) -> None:
         """Additions and norms in float32."""
         self.launch("add_norm")
         if parts_PTD is not None:
+            if weights_TP is not None:
+                parts_PTD = parts_PTD * weights_TP.T[..., None]
             y_TD = _sum(parts_PTD, bias_D)
             if after_D is not None:
                 y_TD = _norm(y_TD.to(stream_TD.dtype).float(), after_D, eps)
@@ -117,6 +125,68 @@ class TwinKernels(GpuKernels):
             normed_TD.copy_(_norm(stream_TD.float(), weight_D, eps))
         if kept_normed is not None:
             kept_normed.slots_SD.index_copy_(0, kept_normed.slots_T.long(), normed_TD)
+
+    def pair_tile(self, pairs: int, experts: int, bits: int) -> int:
+        """One for all."""
+        return _TILE
+
+    def choose_experts(
+        self, parts_PTX: Tensor, choice: ExpertChoice, live_1: Tensor, pairs: ExpertPairs
+    ) -> None:
+        """As the layers do."""
+        self.launch("choose_experts")
+        experts = choice.experts
+        products_TX, used = _sum(parts_PTX), experts.used
+        if choice.bias_E is not None:
+            products_TX[:, : experts.count] += choice.bias_E.float()
+        products_TX = products_TX.to(choice.dtype).float()
+        found = route(
+            products_TX[:, : experts.count].contiguous(), used, experts.routing,
+            choice.choice_bias_E,
+        )  # fmt: skip
+        pairs.weights_TS[:, :used], pairs.experts_TU[:] = found
+        pairs.experts_TU[int(live_1) :] = experts.count
+        pairs.weights_TS[:, used:] = 1.0
+        if products_TX.shape[1] > experts.count:
+            pairs.weights_TS[:, used:] = sigmoid(products_TX[:, experts.count :])
+
+    def sort_pairs(self, pairs: ExpertPairs, experts: int, read_1: Tensor) -> None:
+        """One stable sort."""
+        self.launch("sort_pairs")
+        of_P, order_P = pairs.experts_TU.flatten().sort(stable=True)
+        pairs.order_P.copy_(order_P)
+        counts = of_P.bincount(minlength=experts)[:experts].cpu().numpy()
+        blocks, first = [], 0
+        for number, count in enumerate(counts):
+            for at in range(0, count, pairs.tile):
+                blocks.append((number, first + at, min(count - at, pairs.tile)))
+            first += count
+        pairs.blocks_B3[:, 2] = 0
+        if blocks:
+            pairs.blocks_B3[: len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+        read_1.fill_(int((counts > 0).sum()))
+
+    def experts_gate_up(
+        self, x_TK: Tensor, of: ExpertMatrices, experts: Experts, pairs: ExpertPairs, y_PF: Tensor
+    ) -> None:
+        """Block by block."""
+        self.launch("experts_gate_up")
+        for pairs_N, own, bias_N in _blocks(of, experts.count, pairs):
+            both_NF = _sum(_parts(x_TK[pairs_N // experts.used], own), bias_N).to(y_PF.dtype)
+            if experts.activation == "clamped":
+                y_PF[pairs_N] = clamped_swish(both_NF, experts.limit)
+            else:
+                gate_NF, up_NF = both_NF.chunk(2, -1)
+                y_PF[pairs_N] = ACTIVATIONS[experts.activation](gate_NF) * up_NF
+
+    def experts_down(
+        self, x_PF: Tensor, of: ExpertMatrices, experts: Experts, pairs: ExpertPairs, y_STN: Tensor
+    ) -> None:
+        """Block by block."""
+        self.launch("experts_down")
+        for pairs_N, own, bias_N in _blocks(of, experts.count, pairs):
+            y_N = _sum(_parts(x_PF[pairs_N], own), bias_N)
+            y_STN[pairs_N % experts.used, pairs_N // experts.used] = y_N
 
     def turn_and_write(
         self,
@@ -276,7 +346,7 @@ def compute(function: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     function(*args, **kwargs)
 
 
-for _name in GpuKernels.__abstractmethods__ - {"recorder", "segment_of"}:
+for _name in GpuKernels.__abstractmethods__ - {"recorder", "segment_of", "pair_tile"}:
     setattr(TwinKernels, _name, _recorded(getattr(TwinKernels, _name)))
 
 
@@ -463,6 +533,19 @@ def _parts(x_TK: Tensor, w: GpuWeights) -> Tensor:
         tiles = padded[:, at : at + w.segment].split(_TILE)
         parts.append(torch.cat([torch.mm(matrix, tile.T.contiguous()).T for tile in tiles]))
     return torch.stack(parts)[:, :rows]
+
+
+def _blocks(
+    of: ExpertMatrices, experts: int, pairs: ExpertPairs
+) -> Iterator[tuple[Tensor, GpuWeights, Tensor | None]]:
+    """Of each block its pairs, and its expert's matrix and bias."""
+    w = of.weights
+    for expert, first, count in pairs.blocks_B3.cpu().numpy():
+        if not count:
+            continue
+        rows = slice(*(w.outputs // experts * number for number in (expert, expert + 1)))
+        bias_N = None if of.bias_X is None else of.bias_X[rows]
+        yield pairs.order_P[first : first + count].long(), w.part(rows), bias_N
 
 
 def _segment(w: GpuWeights, first: int, stop: int) -> Tensor:

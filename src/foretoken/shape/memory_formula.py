@@ -222,6 +222,8 @@ class Widths(NamedTuple):
     kv: int
     inner: int
     vocabulary: int
+    mixed: int = 0
+    """Of the results of a row's experts."""
 
 
 RUNTIME_BYTES = 32 << 20
@@ -251,7 +253,7 @@ def gpu_activation_bytes(step: StepSize, widths: Widths, item_bytes: int) -> int
     """The same of a GPU: what lies between kernels, once for recorded steps and once for longer
     ones; sums are there as float32."""
     layer = 3 * widths.hidden + 2 * widths.query + widths.inner
-    sums = 4 * max(widths.hidden, widths.query + 2 * widths.kv)
+    sums = 4 * max(widths.hidden, widths.query + 2 * widths.kv, widths.mixed)
     logits = 4 * widths.vocabulary * (LOGIT_COPIES * step.rows + step.drafts)
     return (RECORDED_ROWS + step.tokens) * (layer * item_bytes + sums) + PARTIAL_BYTES + logits
 

@@ -258,6 +258,7 @@ class ModelShape:
             kv=self.kv_size,
             inner=self._inner,
             vocabulary=self.vocab_size,
+            mixed=0 if self.experts is None else self.experts.results * self.hidden_size,
         )
 
     @property

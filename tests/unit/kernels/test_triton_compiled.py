@@ -6,6 +6,7 @@ no room for a second program, narrow loads."""
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,9 @@ from foretoken.kernels.gpu_kernels import (
     UNIT_INTS,
     AttentionInts,
     AttentionShape,
+    ExpertChoice,
+    ExpertMatrices,
+    ExpertPairs,
     GpuKernels,
     GpuWeights,
     Kept,
@@ -25,6 +29,7 @@ from foretoken.kernels.gpu_kernels import (
     QueryKeyNorm,
     Rotary,
 )
+from foretoken.shape.mixtures.experts import Experts, Routing
 from tests.unit.kernels.triton_harness import Compiled, Compiler, compiles, triton_kernels
 
 pytestmark = compiles
@@ -46,9 +51,10 @@ def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
 
 
 def matrix(kind: str) -> GpuWeights:
-    """`bf16`, `8`, or bits and a group: `4g32`; with zero points `4g32z`."""
-    if kind == "bf16":
-        return GpuWeights(values_NK=empty(OUTPUTS, INPUTS), segment=1024, inputs=INPUTS)
+    """`bf16`, `float32`, `8`, or bits and a group: `4g32`; with zero points `4g32z`."""
+    if kind in ("bf16", "float32"):
+        values = empty(OUTPUTS, INPUTS, dtype=BF16 if kind == "bf16" else torch.float32)
+        return GpuWeights(values_NK=values, segment=1024, inputs=INPUTS)
     bits, group = int(kind[0]), int(kind.rstrip("z")[2:] or INPUTS)
     values = empty(OUTPUTS, INPUTS // 2, dtype=torch.uint8)
     if bits == 8:
@@ -104,10 +110,40 @@ def attend(
     )
 
 
+EXPERTS = Experts(
+    count=2, used=2, width=OUTPUTS // 4, layers=(True,), shared="gated", shared_width=8,
+    routing=Routing(weights="normalized", bias=True, choice_bias=True),
+)  # fmt: skip
+
+
+def experts_down(kind: str, rows: int) -> Call:
+    def call(kernels: GpuKernels) -> None:
+        of = ExpertMatrices(matrix(kind), empty(OUTPUTS))
+        tile = kernels.pair_tile(2 * rows, 2, of.weights.bits)
+        pairs = ExpertPairs.empty(rows, EXPERTS, torch.device("meta")).of(rows, 2, tile)
+        y_STN = empty(2, rows, OUTPUTS // 2, dtype=torch.float32)
+        kernels.experts_down(empty(2 * rows, INPUTS), of, EXPERTS, pairs, y_STN)
+
+    return call
+
+
+def experts_gate_up(kind: str, rows: int, activation: Any = "silu") -> Call:
+    def call(kernels: GpuKernels) -> None:
+        experts = replace(EXPERTS, activation=activation)
+        of = ExpertMatrices(matrix(kind), empty(OUTPUTS) if activation == "clamped" else None)
+        tile = kernels.pair_tile(2 * rows, 2, of.weights.bits)
+        pairs = ExpertPairs.empty(rows, EXPERTS, torch.device("meta")).of(rows, 2, tile)
+        y_PF = empty(2 * rows, EXPERTS.width)
+        kernels.experts_gate_up(empty(rows, INPUTS), of, experts, pairs, y_PF)
+
+    return call
+
+
 MATRICES: Final[dict[str, Call]] = {
     "linear 1 row": linear("bf16", 1),
     "linear 64 rows": linear("bf16", 64),
     "linear 512 rows": linear("bf16", 512),
+    "linear float32": linear("float32", 1),
     "linear int8": linear("8", 1),
     "linear int8, 512 rows": linear("8", 512),
     "linear int4": linear("4g32", 1),
@@ -116,6 +152,12 @@ MATRICES: Final[dict[str, Call]] = {
     "gate_up 1 row": gate_up("bf16", 1),
     "gate_up 512 rows": gate_up("bf16", 512),
     "gate_up int4": gate_up("4g32", 64),
+    "experts_gate_up 1 row": experts_gate_up("bf16", 1),
+    "experts_gate_up 64 rows, clamped": experts_gate_up("bf16", 64, "clamped"),
+    "experts_gate_up int4": experts_gate_up("4g32", 32),
+    "experts_down 1 row": experts_down("bf16", 1),
+    "experts_down 64 rows": experts_down("bf16", 64),
+    "experts_down int8": experts_down("8", 1),
     "attend": attend(),
     "attend a tree, a window, soft caps": attend(trees=True, window=1024),
     "attend blocks": attend(whole=True),
@@ -158,6 +200,15 @@ def choose(kernels: GpuKernels) -> None:
     kernels.cap(logits, 30.0)
 
 
+def route(kernels: GpuKernels) -> None:
+    """Of 128 experts eight, and the pairs in order."""
+    experts, one = replace(EXPERTS, count=128, used=8), empty(1, dtype=INT)
+    choice = ExpertChoice(experts, BF16, empty(128), empty(128, dtype=torch.float32))
+    pairs = ExpertPairs.empty(8, experts, torch.device("meta")).of(8, 128, 16)
+    kernels.choose_experts(empty(4, 8, 129, dtype=torch.float32), choice, one, pairs)
+    kernels.sort_pairs(pairs, 128, one)
+
+
 def copy(kernels: GpuKernels) -> None:
     ints, rows = empty(8, dtype=INT), empty(8, 4096)
     kernels.embed(ints, empty(128256, 4096), 2.0, rows)
@@ -170,6 +221,7 @@ ROWS: Final[dict[str, Call]] = {
     "turn_and_write": turn_and_write,
     "combine": combine,
     "choose": choose,
+    "route": route,
     "copy": copy,
 }
 
@@ -211,7 +263,7 @@ def test_products_fit_and_spill_nothing(name: str, capability: int) -> None:
 
 
 @each_capability
-@pytest.mark.parametrize("kernel", ["linear", "gate_up", "attend"])
+@pytest.mark.parametrize("kernel", ["linear", "gate_up", "experts", "attend"])
 def test_a_kernel_has_one_class_of_matrix_instruction(kernel: str, capability: int) -> None:
     """Whatever the number of rows, whatever the weights: instructions of another class may add in
     another order."""

@@ -11,7 +11,7 @@ import torch
 from foretoken.kernels.gpu_kernels import GpuKernels
 from foretoken.models.decoder import Decoder
 from foretoken.runtime.runner import Runner
-from tests.golden.families import OWN, VOCAB, expected_logits, write_checkpoint
+from tests.golden.families import MIXTURES, OWN, VOCAB, expected_logits, write_checkpoint
 from tests.golden.scenario import NUM_PAGES, PAGE, forward, in_pieces, open_runner
 from tests.gpu_twins import forget
 from tests.unit.kernels.triton_harness import GPU, runs, tensor_cores, triton_kernels
@@ -30,6 +30,7 @@ CASES = [
     "qwen3 tied",
     "phi3 partial rotary",
     "gemma3 two kinds of positions",
+    "gpt_oss",
 ]
 
 
@@ -51,7 +52,7 @@ def interpreted() -> Iterator[GpuKernels]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_and_bits(case: str, tmp_path: Path) -> None:
-    reference = write_checkpoint(tmp_path, *OWN[case])
+    reference = write_checkpoint(tmp_path, *{**OWN, **MIXTURES}[case])
     ids = [place * place * 7 % VOCAB for place in range(LENGTH)]
     pages = [(5 * page + 3) % NUM_PAGES for page in range(-(-LENGTH // PAGE))]
     with interpreted() as kernels:

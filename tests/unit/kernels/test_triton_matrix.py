@@ -22,10 +22,10 @@ SHAPES = [(40, 203, 0), (70, 512, 256), (24, 640, 256)]
 def weights(
     kind: str, outputs: int, inputs: int, segment: int, dtype: torch.dtype = torch.float32
 ) -> GpuWeights:
-    """`floats`, or bits, `g` and the group, and `z` for zero points."""
+    """`floats`, `wide` ones, or bits, `g` and the group, and `z` for zero points."""
     segment = segment or inputs
-    if kind == "floats":
-        values_NK = normal(0, outputs, inputs).to(dtype)
+    if kind in ("floats", "wide"):
+        values_NK = normal(0, outputs, inputs).to(dtype if kind == "floats" else torch.float32)
         return GpuWeights(values_NK=values_NK, segment=segment, inputs=inputs)
     bits, group = int(kind[0]), int(kind.rstrip("z")[2:] or inputs)
     shape = (outputs, inputs // 2 if bits == 4 else inputs)
@@ -58,7 +58,7 @@ def added(parts_PTN: Tensor) -> Tensor:
     return total
 
 
-KINDS = ["floats", "8", "8g16z", "8g32", "8g64", "4g32", "4g32z", "4g64", "4g128z"]
+KINDS = ["floats", "wide", "8", "8g16z", "8g32", "8g64", "4g32", "4g32z", "4g64", "4g128z"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

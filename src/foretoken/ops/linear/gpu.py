@@ -77,6 +77,12 @@ class GpuLinear(Linear):
             return str(weights.values_NK.dtype).removeprefix("torch.")
         return f"int{weights.bits}" + f" in groups of {weights.group}" * bool(weights.group)
 
+    def over(self, other: "GpuLinear") -> "GpuLinear":
+        """Outputs of both, of floats, without a bias."""
+        values_NK = torch.cat([self.weights.values_NK, other.weights.values_NK])
+        packed = pack_for_gpu(self._kernels, values_NK)
+        return GpuLinear(self._kernels, packed, out_dtype=self._out_dtype)
+
     @property
     def most_parts(self) -> int:
         """Rows times parts of a call never exceed the larger of its rows and this."""

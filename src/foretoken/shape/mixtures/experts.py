@@ -79,6 +79,11 @@ class Experts:
         return self.activation != "relu2"
 
     @property
+    def results(self) -> int:
+        """Rows that are added up for a row: its experts', and the shared one's."""
+        return self.used + (self.shared_width > 0)
+
+    @property
     def num_layers(self) -> int:
         """Layers that have experts."""
         return sum(self.layers)

@@ -1,0 +1,100 @@
+"""Mixtures by a GPU's steps, with twins in the place of its kernels: transformers' logits, a row's
+own bits, the same tokens with drafts, and what a step says that it read."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from foretoken.models import LoadOptions
+from foretoken.models.tensors import SpanLayout
+from foretoken.ops.drawing import BEST, pack_rows
+from foretoken.ops.twin_kernels import TwinKernels
+from foretoken.runtime.runner import Runner
+from tests.golden.families import MIXTURES, VOCAB, expected_logits, write_checkpoint
+from tests.golden.scenario import NUM_PAGES, PAGE, forward, in_pieces, open_runner
+from tests.golden.test_mixtures import check_speculation
+from tests.gpu_twins import asked, twins
+from tests.marks import slow_but
+
+LENGTH, PIECES = 46, [24, 16, 4, 1, 1]
+"""Two chunks of a prompt, a verification of three drafts, two tokens one by one."""
+CASES = (
+    "qwen3_moe", "gpt_oss", "qwen2_moe", "olmoe", "mixtral", "qwen3_moe some plain layers",
+    "glm4_moe norms, no groups", "minimax_m2",
+)  # fmt: skip
+
+
+@pytest.fixture
+def kernels() -> Iterator[TwinKernels]:
+    with twins() as found:
+        yield found
+
+
+@pytest.mark.parametrize("case", slow_but(CASES, *CASES[:3]))
+def test_logits_and_bits(case: str, kernels: TwinKernels, tmp_path: Path) -> None:
+    """Rows alone, among others of their prompt, and beside other sequences."""
+    reference = write_checkpoint(tmp_path, *MIXTURES[case])
+    ids = [place * place * 7 % VOCAB for place in range(LENGTH)]
+    pages = [(5 * page + 3) % NUM_PAGES for page in range(-(-LENGTH // PAGE))]
+    runner = open_runner(tmp_path, batch_invariant=True)
+    whole = forward(runner, [(ids, 0, LENGTH, pages)])
+    assert kernels.launched["experts_down"] > 0
+    torch.testing.assert_close(whole, expected_logits(reference, ids), rtol=0, atol=1e-4)
+    assert torch.equal(in_pieces(runner, ids, pages, PIECES), whole)
+    others = [(ids[at:], 0, 9, [(pages[-1] + 7 + at) % NUM_PAGES] * 3) for at in range(0, 30, 3)]
+    together = forward(runner, [*others, (ids, LENGTH - 5, LENGTH, pages)])
+    assert torch.equal(together[-5:], whole[-5:])
+
+
+def test_experts_in_integers(tmp_path: Path) -> None:
+    """The numbers of the C kernels; rows alone and together."""
+    kind, changes = MIXTURES["gpt_oss"]
+    write_checkpoint(tmp_path, kind, {**changes, "hidden_size": 128, "intermediate_size": 64})
+    options = LoadOptions(
+        dtype=torch.float32, device=torch.device("cpu"), batch_invariant=True, page_size=PAGE,
+        quantization="int8",
+    )  # fmt: skip
+    ids, pages, found = [7 * at % VOCAB for at in range(30)], list(range(8)), []
+    for context in (nullcontext(), twins()):
+        with context:
+            runner = Runner.load(tmp_path, options, num_pages=NUM_PAGES)
+            found.append(forward(runner, [(ids, 0, 30, pages)]))
+            assert torch.equal(in_pieces(runner, ids, pages, [19, 1, 6, 4]), found[-1])
+    assert (found[0] - found[1]).abs().max() < 0.01 * found[0].std()
+
+
+def test_a_step_reads_once_and_says_what(tmp_path: Path) -> None:
+    """A recorded step of three sequences, padded to four: padding has no expert. The number is
+    that of the C kernels."""
+    write_checkpoint(tmp_path, *MIXTURES["qwen3_moe"])
+    prompts = [[7 * at % VOCAB for at in range(start, start + 8)] for start in (0, 3, 40)]
+    tables = [[at, at + 1, at + 2] for at in (1, 5, 9)]
+    layouts = [SpanLayout(start=8, num_tokens=1, page_table=pages) for pages in tables]
+
+    def prompted() -> Runner:
+        runner = open_runner(tmp_path, batch_invariant=True)
+        both = zip(prompts, tables, strict=True)
+        forward(runner, [(ids, 0, 8, pages) for ids, pages in both])
+        return runner
+
+    wanted = prompted().forward(layouts, [[5]] * 3, range(3)).experts_read
+    with twins() as kernels, torch.inference_mode():
+        runner = prompted()
+        for _ in range(2):
+            kernels.launched.clear()
+            with asked() as counts:
+                found = runner.model.step(
+                    layouts, [[5]] * 3, range(3), runner.store, None, pack_rows([0] * 3, BEST)
+                )
+        assert found is not None and found.experts_read == wanted > 3.0
+        assert counts == {"copy_": 2, "read by the host": 1}
+        assert kernels.launched.total() <= 12 * runner.model.shape.num_hidden_layers + 6
+
+
+def test_speculation_changes_nothing(kernels: TwinKernels, tmp_path: Path) -> None:
+    """Look-up, and a draft model that is a mixture too."""
+    check_speculation("qwen3_moe", tmp_path, tokens=8)
+    assert kernels.launched["experts_down"] > 0
