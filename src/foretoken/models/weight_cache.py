@@ -122,11 +122,9 @@ class RecordingWeightSource(WeightSource, PackedLayers):
         """Whether all layers are of a kind that a file can hold."""
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
-        """The checkpoint's, written."""
         return self._noted(name, self._checkpoint.take(name, shape))
 
     def keep(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-        """The checkpoint's, written."""
         return self._noted(name, self._checkpoint.keep(name, shape, dtype))
 
     def matrix(self, module: str, shape: tuple[int, int]) -> Weights:
@@ -139,15 +137,12 @@ class RecordingWeightSource(WeightSource, PackedLayers):
         return self._noted(f"{module}.weight", found) if isinstance(found, Tensor) else found
 
     def ignore(self, name: str) -> None:
-        """As the checkpoint does."""
         self._checkpoint.ignore(name)
 
     def finish(self) -> None:
-        """As the checkpoint does."""
         self._checkpoint.finish()
 
     def ready(self) -> list[Packed] | None:
-        """Nothing is."""
         return None
 
     def made(self, parts: Sequence[Linear]) -> None:
@@ -190,7 +185,6 @@ class CachedWeightSource(WeightSource, PackedLayers):
         self._file, self._at = file, 0
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
-        """As it was written."""
         tensor = self._file.tensor(self._about["tensors"][name])
         assert tuple(tensor.shape) == tuple(shape), (name, tensor.shape, shape)
         return tensor

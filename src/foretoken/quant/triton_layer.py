@@ -45,7 +45,6 @@ class TritonLinear(Linear):
 
     @property
     def kept(self) -> str:
-        """The type of the weights and their groups, in words."""
         group = self.packed.group
         return f"int{self.packed.bits}" + f" in groups of {group}" * bool(group)
 

@@ -15,7 +15,6 @@ class AwqFormat(Format):
     """4 bits in groups with zero points."""
 
     def matrix(self, tensors: RawTensors, module: str, inputs: int) -> Weights | None:
-        """The matrix of `module` as this format stores it; None: it is not stored so."""
         if not tensors.has(f"{module}.qweight"):
             return None
         scales = tensors.raw(f"{module}.scales")

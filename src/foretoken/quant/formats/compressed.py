@@ -26,7 +26,6 @@ class CompressedFormat(Format):
         self._block = block
 
     def matrix(self, tensors: RawTensors, module: str, inputs: int) -> Weights | None:
-        """The matrix of `module` as this format stores it; None: it is not stored so."""
         if tensors.has(f"{module}.weight_packed"):
             return _packed(tensors, module, inputs)
         if not tensors.has(f"{module}.weight_scale"):

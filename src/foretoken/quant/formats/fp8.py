@@ -26,7 +26,6 @@ class Fp8Format(Format):
         self._block = block
 
     def matrix(self, tensors: RawTensors, module: str, inputs: int) -> Weights | None:
-        """The matrix of `module` as this format stores it; None: it is not stored so."""
         for name in (f"{module}.weight_scale_inv", f"{module}.weight_scale"):
             if tensors.has(name):
                 leave_activation_scales(tensors, module)

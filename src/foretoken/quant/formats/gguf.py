@@ -204,7 +204,6 @@ class GgufFormat(Format):
         self._file = file
 
     def matrix(self, tensors: RawTensors, module: str, inputs: int) -> Weights | None:
-        """The matrix of `module` as this format stores it; None: it is not stored so."""
         name = f"{module}.weight"
         if not tensors.has(name):
             return None

@@ -24,7 +24,6 @@ class GptqFormat(Format):
         self._less = int(zeros_less_one)
 
     def matrix(self, tensors: RawTensors, module: str, inputs: int) -> Weights | None:
-        """The matrix of `module` as this format stores it; None: it is not stored so."""
         if not tensors.has(f"{module}.qweight"):
             return None
         words = tensors.raw(f"{module}.qweight")

@@ -22,7 +22,6 @@ class Mxfp4Format(Format):
     """`blocks` and `scales` of an expert; all other matrices are floats."""
 
     def matrix(self, tensors: RawTensors, module: str, inputs: int) -> Weights | None:
-        """The matrix of `module` as this format stores it; None: it is not stored so."""
         name = f"{module}.blocks"
         if not tensors.has(name):
             return None
