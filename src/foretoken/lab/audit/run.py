@@ -242,7 +242,8 @@ async def audit(
     at_depth: AtDepth | None = None,
     hooks: Hooks | None = None,
 ) -> Findings:
-    """Every check of `plan`; `at_depth` tells the server how far to draft."""
+    """Every check of `plan`; `at_depth` tells the server how far to draft. Told to stop, it keeps
+    what was found."""
     hooks = hooks or Hooks()
     minutes = Minutes(60.0 * plan.minutes, hooks.clock)
     watch = DraftWatch(arm.manner["pool"], hooks.clock)
@@ -266,9 +267,14 @@ async def audit(
                   temperature=plan.temperature)  # fmt: skip
     run = _Auditing(sides=sides, texts=texts, plan=plan, minutes=minutes, watch=watch,
                     say=hooks.say, ended=hooks.ended)  # fmt: skip
-    await run.usual(reading=False)
-    minutes.begin()
-    await run.pressed(at_depth)
+    try:
+        await run.usual(reading=False)
+        minutes.begin()
+        await run.pressed(at_depth)
+    except asyncio.CancelledError:
+        if not run.found:
+            raise
+        minutes.missed.append(f"{watch.part}, and what comes after it: the audit was stopped")
     await run.usual(reading=True)
     return Findings(tuple(run.found), tuple(minutes.missed))
 
