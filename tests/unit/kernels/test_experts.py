@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+import gguf
 import pytest
 import torch
+from gguf.quants import quantize
 from torch import Tensor
 
 from foretoken.backend import LinearSpec, backend_for
@@ -17,6 +19,8 @@ from foretoken.layers.mlp import GatedMLP
 from foretoken.ops.activation import silu
 from foretoken.ops.linear import Linear
 from foretoken.ops.mixture_kernel import MixtureKernel, find_kernel
+from foretoken.quant.blocks import BlockWeights
+from foretoken.shape.block_kinds import BLOCK_KINDS, STEP
 from foretoken.shape.mixtures.experts import Experts, Routing
 from tests.marks import KERNEL_LEVELS, level_of
 
@@ -55,6 +59,7 @@ KINDS = [
     (torch.bfloat16, None),
     (torch.float32, "int8"),
     (torch.bfloat16, "int4"),
+    (torch.bfloat16, "Q4_1"),
 ]
 
 
@@ -87,12 +92,16 @@ def make_mixture(
         weights = randn(outputs, inputs, seed=seed) / inputs**0.5
         if seed // 2 in spoiled:
             weights.fill_(torch.nan)
+        blocks, in_blocks = None, quantization in BLOCK_KINDS
+        if rounds and in_blocks and inputs % STEP == 0:
+            rows = quantize(weights.numpy(), gguf.GGMLQuantizationType[quantization])
+            blocks = BlockWeights.as_stored(quantization, torch.from_numpy(rows))
         return backend_for(weights.device).linear(
             LinearSpec(
-                weights=weights.to(kind),
+                weights=weights.to(kind) if blocks is None else blocks,
                 dtype=kind,
                 bias_N=randn(outputs, seed=-seed - 1, dtype=kind) if bias else None,
-                quantization=quantization if rounds else None,
+                quantization=quantization if rounds and not in_blocks else None,
                 keeps_sums=sums,
             )
         )
@@ -152,7 +161,7 @@ def test_mixture(level: int, case: str, dtype: torch.dtype, quantization: str | 
     rows = range(ROWS) if case == "softmax" else range(0, ROWS, 10)
     for row in rows:
         assert torch.equal(kernel(x[row : row + 1], residual[row : row + 1])[0], found[row]), row
-    for size in (3, 17):
+    for size in (3, 8, 17):
         pieces = [kernel(*both) for both in zip(x.split(size), residual.split(size), strict=True)]
         assert torch.equal(torch.cat(pieces), found), size
     twin = replace(mixture, kernel=None)(x, residual)

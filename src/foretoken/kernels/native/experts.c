@@ -29,6 +29,7 @@ typedef struct {
     const char *residual;
     int32_t *choices;
     int64_t rows, pairs, touched;
+    int64_t most;      // pairs of an expert
     size_t item;       // bytes of a number of rows
     float *scores;     // [rows, outputs of the router in whole panels]
     int64_t outputs;
@@ -186,10 +187,11 @@ static void sort_pairs(state *s) {
     int64_t count[FT_MOST_EXPERTS] = {0}, next[FT_MOST_EXPERTS];
     for (int64_t i = 0; i < s->pairs; i++) count[s->chosen[i].expert]++;
     int64_t at = 0;
-    s->touched = 0;
+    s->touched = s->most = 0;
     for (int i = 0; i < s->e->experts; i++) {
         next[i] = at;
         if (!count[i]) continue;
+        if (count[i] > s->most) s->most = count[i];
         s->active[s->touched] = i;
         s->first[s->touched++] = at;
         at += count[i];
@@ -234,8 +236,8 @@ static void prepare(stage *g, const ft_linear_rows *rows, char *memory) {
     const int64_t padded = ft_padded_inputs(layer);
     g->job.layer = layer;
     g->job.rows = rows;
-    // Layouts differ by how many rows an expert has; bits do not.
-    x->rows = (g->s->pairs + g->s->touched - 1) / g->s->touched;
+    // Layouts differ by how many rows an expert has, and those of few take no more; bits do not.
+    x->rows = g->s->most;
     x->chunk_shift = g->s->kernels->chunk_shift(layer);
     x->chunk_stride = (int64_t)1 << x->chunk_shift;
     x->stride = row_stride(g->s->kernels, layer);
