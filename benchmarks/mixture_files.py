@@ -5,8 +5,9 @@
 Sizes and types of tensors are those of the published files (Q4_K_M; MXFP4 with Q8_0 beside), the
 vocabulary is that of a published file with a small one, so that the head has about the share of a
 step that it has in the whole model. Blocks are random bytes with scales that keep a row's size from
-layer to layer; norms are ones. `--skew` gives routers a bias, where the format has one, that sends
-most rows to few experts. Needs the gguf package. Written tensor by tensor.
+layer to layer; norms are ones. `--skew` gives routers a bias that sends most rows to few experts;
+where the format has none, embeddings have a mean that routers multiply. Needs the gguf package.
+Written tensor by tensor.
 """
 
 import argparse
@@ -24,6 +25,8 @@ from foretoken.shape.gguf_file import TYPES, Strings
 
 Bytes = npt.NDArray[np.uint8]
 NUMBERS = {name: number for number, (name, _, _) in TYPES.items()}
+MEAN = 0.3
+"""Of embeddings, whose standard deviation is about 1, where that is how routers have a bias."""
 POOL_BLOCKS = 1 << 16
 """Different blocks of a type; those of a tensor are drawn from them in runs."""
 
@@ -82,12 +85,15 @@ def _halves(rng: np.random.Generator, count: int, middle: float) -> Bytes:
     return found.astype("<f2").view(np.uint8).reshape(count, 2)
 
 
-def _blocks(rng: np.random.Generator, kind: str, count: int, spread: float) -> Bytes:
-    """Blocks whose numbers have about the standard deviation `spread` and the mean 0."""
+def _blocks(
+    rng: np.random.Generator, kind: str, count: int, spread: float, mean: float = 0.0
+) -> Bytes:
+    """Blocks whose numbers have about the standard deviation `spread` and this mean, which only
+    Q4_K has here."""
     blocks = rng.integers(0, 256, (count, TYPES[NUMBERS[kind]][2]), np.uint8)
     if kind == "Q4_K":  # d sc q - dmin m, of 6, 4 and 6 bits
         blocks[:, :2] = _halves(rng, count, spread / 257)
-        blocks[:, 2:4] = _halves(rng, count, 7.5 * spread / 257)
+        blocks[:, 2:4] = _halves(rng, count, (7.5 * spread - mean * 257 / 31.5) / 257)
     elif kind == "Q6_K":  # d sc (q - 32)
         blocks[:, 208:] = _halves(rng, count, spread / 1370)
     elif kind == "Q8_0":
@@ -104,13 +110,15 @@ class Pool:
         self.rng = np.random.default_rng(seed)
         self._kept: dict[tuple[str, int], Bytes] = {}
 
-    def rows(self, kind: str, rows: int, inputs: int, spread: float | None = None) -> Bytes:
+    def rows(
+        self, kind: str, rows: int, inputs: int, spread: float | None = None, mean: float = 0.0
+    ) -> Bytes:
         """`rows` rows of blocks, [rows, bytes]."""
         per_row = inputs // TYPES[NUMBERS[kind]][1]
         key = (kind, 0 if spread else inputs)
         if key not in self._kept:
             each = spread or inputs**-0.5
-            self._kept[key] = _blocks(self.rng, kind, POOL_BLOCKS, each)
+            self._kept[key] = _blocks(self.rng, kind, POOL_BLOCKS, each, mean)
         pool = self._kept[key]
         starts = self.rng.integers(0, len(pool) - per_row, rows)
         return np.concatenate([pool[at : at + per_row].reshape(1, -1) for at in starts])
@@ -134,10 +142,16 @@ def tensors_of(one: Mixture, vocabulary: int, pool: Pool, skew: float) -> Iterat
     """All of them in order."""
     hidden, queries, keys = one.hidden, one.heads * one.head, one.kv_heads * one.head
 
+    mean = MEAN if skew and not one.biases else 0.0
+
     def matrix(name: str, kind: str, *shape: int, spread: float | None = None) -> Tensor:
-        rows = int(np.prod(shape[:-1]))
+        rows, middle = int(np.prod(shape[:-1])), mean if spread else 0.0
         return Tensor(f"{name}.weight", shape, kind,
-                      lambda: pool.rows(kind, rows, shape[-1], spread))  # fmt: skip
+                      lambda: pool.rows(kind, rows, shape[-1], spread, middle))  # fmt: skip
+
+    def router() -> npt.NDArray[np.float32]:
+        made = pool.floats(one.experts, hidden, spread=1.5 * hidden**-0.5)
+        return made + pool.floats(one.experts, 1, spread=skew) / (MEAN * hidden) * (mean > 0)
 
     def floats(name: str, *shape: int, spread: float = 0.0, middle: float = 0.0) -> Tensor:
         return Tensor(name, shape, "F32", lambda: middle + pool.floats(*shape, spread=spread))
@@ -165,7 +179,7 @@ def tensors_of(one: Mixture, vocabulary: int, pool: Pool, skew: float) -> Iterat
         else:
             yield norm(f"{at}attn_q_norm", one.head)
             yield norm(f"{at}attn_k_norm", one.head)
-        yield floats(f"{at}ffn_gate_inp.weight", one.experts, hidden, spread=1.5 * hidden**-0.5)
+        yield Tensor(f"{at}ffn_gate_inp.weight", (one.experts, hidden), "F32", router)
         for part, rows, inputs in (
             ("gate", one.inner, hidden), ("up", one.inner, hidden), ("down", hidden, one.inner)
         ):  # fmt: skip

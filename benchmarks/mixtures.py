@@ -6,7 +6,9 @@ MODEL is a name of `mixture_files.py`, which writes the file if it is not there:
 is had, so rows choose evenly, or as a bias of routers has it (`--skew`). Both engines run the same
 tokens, in turns, in the same file, on as many threads: steps of n rows of one sequence and of n
 sequences, and prompts. llama.cpp is driven by `workers/llama_rows.c`, compiled beside its library;
-`--parts search` tries its threads and attention for the settings that the other parts are given.
+`--parts search` tries its threads, attention, repacking and batches for the settings that the other
+parts are given. `--parts serve` compares servers: without speculation, twice, and control beside
+drafts of 80 % and of none, which `never_slower_drafter.py` gives from answers that it was told.
 Ours runs with activations of 16 bits, and of 8 as llama.cpp's. V(n) is the time of a step of n rows
 over that of one. What `info` and `lab plan` say V(n) is, from bytes, is worked out for the experts
 that the steps read. Files are not small and not committed. The last line is JSON.
@@ -17,10 +19,11 @@ import os
 import random
 import statistics
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,9 @@ from common import (
 )
 from engines import install, library_path, llama_folder, run_quietly
 from mixture_files import MIXTURES, write_mixture
+from never_slower_arms import ADMIN_KEY, Arm, Pair, Servers
+from never_slower_drafter import Stream, write_streams
+from never_slower_load import Ask, Crowd
 
 from foretoken.config import EngineConfig
 from foretoken.config.memory import ModelMemory
@@ -45,6 +51,7 @@ from foretoken.engine.engine import EngineParts
 from foretoken.engine.wiring import build_engine
 from foretoken.lab.stats.repeats import in_turn
 from foretoken.models.tensors import SpanLayout
+from foretoken.shape import ModelShape
 
 ROWS = (1, 2, 4, 6, 8, 16)
 PROMPT = 2048
@@ -113,10 +120,19 @@ class Ours:
         return self._run(ids, layouts, list(range(len(tokens))))
 
 
+@dataclass(frozen=True, slots=True)
+class PeerSettings:
+    """What llama.cpp is told."""
+
+    threads: int
+    pool: str = "own"
+    flash: bool = True
+    repack: bool = True
+    ubatch: int = 512
+
+
 @contextmanager
-def llama(
-    model: Path, environment: Path, threads: int, pool: str, flash: bool, ubatch: int
-) -> Iterator[Step]:
+def llama(model: Path, environment: Path, told: PeerSettings) -> Iterator[Step]:
     """llama.cpp's steps, in a process that runs as long as the block."""
     folder = llama_folder(environment)
     program = folder / "llama_rows"
@@ -126,26 +142,27 @@ def llama(
         linked = ["-lllama", "-lggml", "-lggml-cpu", "-lggml-base", f"-Wl,-rpath-link,{libraries}"]
         command = ["cc", "-O2", str(SOURCE), *include, f"-L{libraries}", *linked]
         run_quietly([*command, "-o", str(program)])
-    words = map(str, (program, model, threads, int(flash), ubatch, CONTEXT, max(ROWS)))
-    env = {**os.environ, "LD_LIBRARY_PATH": library_path(environment, pool)}
+    flags = told.threads, int(told.flash), int(told.repack), told.ubatch, CONTEXT, max(ROWS)
+    words = map(str, (program, model, *flags))
+    env = {**os.environ, "LD_LIBRARY_PATH": library_path(environment, told.pool)}
     pipe = subprocess.PIPE
     with subprocess.Popen([*words], stdin=pipe, stdout=pipe, text=True, env=env) as process:
-        told, said = process.stdin, process.stdout
-        assert told is not None and said is not None
+        lines, said = process.stdin, process.stdout
+        assert lines is not None and said is not None
         if not said.readline():
             raise SystemExit("llama.cpp did not start")
 
         def step(tokens: list[int], sequences: int) -> Took:
             what = f"step {sequences}" if sequences else "prompt"
-            told.write(f"{what} {' '.join(map(str, tokens))}\n")
-            told.flush()
+            lines.write(f"{what} {' '.join(map(str, tokens))}\n")
+            lines.flush()
             seconds, *found = said.readline().split()
             return Took(float(seconds), [int(token) for token in found])
 
         try:
             yield step
         finally:
-            told.close()
+            lines.close()
 
 
 @dataclass(slots=True)
@@ -268,15 +285,80 @@ def measure_prompts(bench: Bench, arms: Mapping[str, Step]) -> None:
 
 
 def search(bench: Bench, environment: Path, threads: int) -> None:
-    """llama.cpp's settings, tried one after the other."""
-    for pool, flash in (("own", True), ("own", False), ("openmp", True)):
-        with llama(bench.model, environment, threads, pool, flash, 512) as step:
+    """llama.cpp's settings, each in place of a usual one."""
+    usual = PeerSettings(threads)
+    for number, one in enumerate((
+        usual, replace(usual, flash=False), replace(usual, pool="openmp"),
+        replace(usual, repack=False), replace(usual, threads=1), replace(usual, ubatch=128),
+        replace(usual, ubatch=2048),
+    )):  # fmt: skip
+        with llama(bench.model, environment, one) as step:
             found = {
-                rows: 1e3 * min(step(bench.tokens(turn, rows), 1).seconds for turn in range(9))
+                rows: 1e3 * min(step(bench.tokens(turn, rows), 1).seconds for turn in range(12))
                 for rows in (1, 8)
             }
-        print(f"llama.cpp, {pool}, flash attention {flash}: {found} ms", flush=True)
-        bench.results[f"{pool}, flash {flash}"] = found
+            rate = bench.settings.prompt / step(bench.tokens(0, bench.settings.prompt), 0).seconds
+        print(f"llama.cpp, {one}: {found} ms, prompt {rate:.1f} tokens/s", flush=True)
+        bench.results[f"search {number}"] = asdict(one) | {"ms": found, "prompt": rate}
+
+
+SERVED = 32
+"""Tokens of a prompt and of an answer."""
+
+
+def serve(bench: Bench) -> None:
+    """Servers of the model in turns, with the same requests."""
+    pair = Pair(
+        name=bench.settings.model, target=str(bench.model), drafting={},
+        options=("--kv-cache-memory-bytes", "400000000", "--admin-key", ADMIN_KEY,
+                 "--max-model-len", "512", "--no-enable-prefix-caching"),
+        context=512, prompt_tokens=SERVED, tokens=(SERVED, SERVED), most_servers=4, fewest=1.0,
+    )  # fmt: skip
+
+    def asks(clients: int, turn: int) -> list[Ask]:
+        body = {"max_tokens": SERVED, "temperature": 0.8, "ignore_eos": True,
+                "return_token_ids": True}  # fmt: skip
+        first = 1000 * clients + 100 * turn
+        return [
+            Ask(key=str(seed), body={**body, "seed": seed, "prompt": bench.tokens(seed, SERVED)})
+            for seed in range(first, first + max(4, clients))
+        ]
+
+    off = pair.off()
+    with Servers(pair) as servers, tempfile.TemporaryDirectory() as scratch:
+        turns = range(bench.settings.repeats + 1)
+        told = [ask for clients in bench.settings.clients for turn in turns
+                for ask in asks(clients, turn)]  # fmt: skip
+        known = servers.ask(Arm(name="off", spec=off), [Crowd(told, 16)]).replies
+        answers = {one.ask.key: one.ids for one in known}
+        specs = {"off": off, "off again": off.again()}
+        for chance in (0.8, 0.0):
+            streams = [
+                Stream(prompt=one.ask.body["prompt"], seed=one.ask.body["seed"], tokens=one.ids,
+                       chances=[(0, chance)])
+                for one in known
+            ]  # fmt: skip
+            path = Path(scratch) / f"{chance}.json"
+            write_streams(path, streams, bench.settings.pass_ms / 1e3)
+            specs[f"drafts of {chance}"] = pair.steered(path, 8)
+        servers.start([*specs.values()])
+        for clients in bench.settings.clients:
+            rates: dict[str, list[float]] = {name: [] for name in specs}
+            for turn in turns:
+                for name in in_turn([*specs], turn):
+                    arm = Arm(name=name, spec=specs[name])
+                    found = servers.ask(arm, [Crowd(asks(clients, turn), clients)])
+                    assert all(answers[one.ask.key] == one.ids for one in found.replies), name
+                    if turn:
+                        rates[name].append(len(found.replies) * SERVED / found.lasted_s)
+            bench.results[f"{clients} clients"] = rates
+            for name, own in rates.items():
+                over = ratio_of_medians(own, rates["off"])
+                print(f"{clients} clients, {name}: {statistics.median(own):.2f} tokens/s, over off "
+                      f"{over}", flush=True)  # fmt: skip
+                if name.startswith("drafts"):
+                    wanted = 1.0 if clients == 1 and name.endswith("0.8") else 0.97
+                    bench.goals.append(at_least(f"{clients} clients, {name}", over.value, wanted))
 
 
 def main() -> None:
@@ -286,13 +368,16 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=Path, required=True, help="a GGUF file")
     parser.add_argument("--environments", type=Path, required=True, help="for llama.cpp")
     parser.add_argument("--skew", type=float, default=0.0, help="of routers' biases")
-    parser.add_argument("--parts", nargs="+", choices=["search", "steps", "prompts"],
+    parser.add_argument("--parts", nargs="+", choices=["search", "steps", "prompts", "serve"],
                         default=["steps", "prompts"])  # fmt: skip
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32], help="of servers")
+    parser.add_argument("--pass-ms", type=float, default=0.1, help="of a served draft's token")
     parser.add_argument("--arms", nargs="+", choices=[OURS, EIGHT], default=[OURS, EIGHT])
     parser.add_argument("--prompt", type=int, default=PROMPT, help="default: %(default)s")
     parser.add_argument("--prompts", type=int, default=3, help="turns; default: %(default)s")
     parser.add_argument("--pool", choices=["own", "openmp"], default="own")
     parser.add_argument("--no-flash", action="store_true", help="llama.cpp's flash attention off")
+    parser.add_argument("--no-repack", action="store_true", help="of llama.cpp's weights")
     parser.add_argument("--ubatch", type=int, default=512, help="llama.cpp's; default: %(default)s")
     settings = parser.parse_args()
     if settings.quick:
@@ -306,7 +391,8 @@ def main() -> None:
     where = announce(settings)
     with ExitStack() as stack:
         arms: dict[str, Step] = {}
-        for name in settings.arms:
+        stepping = {"steps", "prompts"} & {*settings.parts}
+        for name in settings.arms if stepping else ():
             config = EngineConfig.from_kwargs(
                 model=str(model), max_num_seqs=max(ROWS), max_model_len=2 * PROMPT,
                 kv_cache_memory_bytes=400_000_000, activations="int8" if name == EIGHT else "auto",
@@ -314,15 +400,17 @@ def main() -> None:
             )  # fmt: skip
             ours = Ours(build_engine(config).parts)
             arms[name] = ours.step
-            shape = ours.parts.runner.model.shape
+        shape = ModelShape.from_config(model)
         memory, probe = ModelMemory(shape=shape), ReadProbe(threads)
         bench = Bench(settings, model, memory, shape.vocab_size, probe)
         if "search" in settings.parts:
             search(bench, environment, threads)
-        else:
-            flash = not settings.no_flash
-            peer = llama(model, environment, threads, settings.pool, flash, settings.ubatch)
-            arms[PEER] = stack.enter_context(peer)
+        if "serve" in settings.parts:
+            serve(bench)
+        if stepping:
+            told = PeerSettings(threads, settings.pool, not settings.no_flash,
+                                not settings.no_repack, settings.ubatch)  # fmt: skip
+            arms[PEER] = stack.enter_context(llama(model, environment, told))
         for part, measure in (("steps", measure_steps), ("prompts", measure_prompts)):
             if part in settings.parts:
                 measure(bench, arms)

@@ -1,9 +1,9 @@
 // llama.cpp's steps, one at a time, timed: what its own benchmarks do, but all in one process that takes
 // turns with others.
 //
-//     llama_rows MODEL THREADS FLASH UBATCH CONTEXT SEQUENCES
+//     llama_rows MODEL THREADS FLASH REPACK UBATCH CONTEXT SEQUENCES
 //
-// FLASH: 1 or 0. It has a context for one sequence of up to PROMPT + CONTEXT tokens and one for SEQUENCES
+// FLASH, REPACK: 1 or 0. It has a context for one sequence of up to PROMPT + CONTEXT tokens and one for SEQUENCES
 // sequences of CONTEXT tokens and a few more; all are filled with CONTEXT tokens at first. A line
 // `step SEQUENCES TOKEN ...` has the tokens of a step, shared among so many sequences, each of which wants
 // logits; `prompt TOKEN ...` has a prompt whose last token does. The answer is a line with the seconds up to
@@ -87,12 +87,14 @@ static void fill(struct llama_context *context, int sequences, int length) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 7) fail("MODEL THREADS FLASH UBATCH CONTEXT SEQUENCES");
-    const int threads = atoi(argv[2]), flash = atoi(argv[3]), ubatch = atoi(argv[4]);
-    const int length = atoi(argv[5]), sequences = atoi(argv[6]);
+    if (argc != 8) fail("MODEL THREADS FLASH REPACK UBATCH CONTEXT SEQUENCES");
+    const int threads = atoi(argv[2]), flash = atoi(argv[3]), ubatch = atoi(argv[5]);
+    const int length = atoi(argv[6]), sequences = atoi(argv[7]);
     llama_log_set(silent, NULL);
     llama_backend_init();
-    struct llama_model *model = llama_model_load_from_file(argv[1], llama_model_default_params());
+    struct llama_model_params loading = llama_model_default_params();
+    loading.use_extra_bufts = atoi(argv[4]);
+    struct llama_model *model = llama_model_load_from_file(argv[1], loading);
     if (!model) fail("the model cannot be loaded");
     vocabulary = llama_vocab_n_tokens(llama_model_get_vocab(model));
     struct ggml_threadpool_params pooled = ggml_threadpool_params_default(threads);
