@@ -16,6 +16,9 @@ from foretoken.kernels.structures import FtGgmlMatrix
 from foretoken.shape.block_kinds import BLOCK_KINDS, STEP
 
 _PANEL: Final = 16
+_LINE, _SMALL, _HUGE, _PIECE = 64, 64 << 10, 4 << 20, 32 << 20
+_rest: list[Tensor] = []
+"""What is left of the last piece of memory that small matrices share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +90,20 @@ def count_strange(library: Library, rows: BlockRows) -> int:
 
 
 def _empty(library: Library, num_bytes: int) -> Tensor:
+    """Memory in huge pages: of its own where it is large, else a part of a piece that those before
+    and after it share, as the matrices of experts do."""
+    if num_bytes < _SMALL:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+    if num_bytes >= _HUGE:
+        return _huge(library, num_bytes)
+    rest = _rest.pop() if _rest else torch.empty(0, dtype=torch.uint8)
+    if len(rest) < num_bytes:
+        rest = _huge(library, _PIECE)
+    _rest.append(rest[-(-num_bytes // _LINE) * _LINE :])
+    return rest[:num_bytes]
+
+
+def _huge(library: Library, num_bytes: int) -> Tensor:
     memory = torch.empty(num_bytes, dtype=torch.uint8)
-    if num_bytes >= 4 << 20:
-        library.advise_huge(memory.data_ptr(), num_bytes)
+    library.advise_huge(memory.data_ptr(), num_bytes)
     return memory
