@@ -187,7 +187,8 @@ class Bench:
 
 
 def measure_steps(bench: Bench, arms: Mapping[str, Step]) -> None:
-    """Steps of all shapes in turns, each after one that does not count."""
+    """Steps of all shapes in turns, each after one that does not count; short ones last, since the
+    threads of the engine before may look for work for as long as some of them take."""
     times: dict[str, dict[Shape, list[float]]] = {
         name: {shape: [] for shape in SHAPES} for name in arms
     }
@@ -198,7 +199,7 @@ def measure_steps(bench: Bench, arms: Mapping[str, Step]) -> None:
         said: dict[str, list[int]] = {name: [] for name in arms}
         for name in in_turn(list(arms), turn):
             time.sleep(PAUSE_S)
-            for rows, sequences in SHAPES:
+            for rows, sequences in reversed(SHAPES):
                 arms[name](bench.tokens(-1 - rows, rows), sequences)
                 seconds = []
                 for again in range(PLAIN_STEPS if rows == 1 else 1):

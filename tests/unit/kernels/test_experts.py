@@ -92,16 +92,17 @@ def make_mixture(
         weights = randn(outputs, inputs, seed=seed) / inputs**0.5
         if seed // 2 in spoiled:
             weights.fill_(torch.nan)
-        blocks, in_blocks = None, quantization in BLOCK_KINDS
-        if rounds and in_blocks and inputs % STEP == 0:
-            rows = quantize(weights.numpy(), gguf.GGMLQuantizationType[quantization])
-            blocks = BlockWeights.as_stored(quantization, torch.from_numpy(rows))
+        kind_of_blocks = quantization if quantization in BLOCK_KINDS else None
+        blocks = None
+        if rounds and kind_of_blocks and inputs % STEP == 0:
+            rows = quantize(weights.numpy(), gguf.GGMLQuantizationType[kind_of_blocks])
+            blocks = BlockWeights.as_stored(kind_of_blocks, torch.from_numpy(rows))
         return backend_for(weights.device).linear(
             LinearSpec(
                 weights=weights.to(kind) if blocks is None else blocks,
                 dtype=kind,
                 bias_N=randn(outputs, seed=-seed - 1, dtype=kind) if bias else None,
-                quantization=quantization if rounds and not in_blocks else None,
+                quantization=quantization if rounds and not kind_of_blocks else None,
                 keeps_sums=sums,
             )
         )
