@@ -43,6 +43,7 @@ from foretoken.ops.linear import (
 from foretoken.ops.linear.gpu import GpuLinear, pack_for_gpu
 from foretoken.ops.native_rejection import RejectKernel
 from foretoken.ops.noise import CACHED_NOISE
+from foretoken.ops.rejection_gpu import GpuReject
 from foretoken.ops.row_operations import RowKernels
 from foretoken.ops.twin_kernels import TwinKernels
 from foretoken.quant import BlockWeights, IntWeights, Scheme, Weights, round_weights, scheme_of
@@ -128,7 +129,7 @@ class Backend(ABC):
     """A GPU's kernels, of which whole steps are recorded (`models.captured`)."""
     draw: DrawKernel | GpuDraw | None
     """Chooses tokens from rows of logits."""
-    reject: RejectKernel | None
+    reject: RejectKernel | GpuReject | None
     """Accepts and rejects drafts."""
 
     @abstractmethod
@@ -292,7 +293,6 @@ class GpuSteps(Backend):
 
     keeps_bits = True
     holds_integers = True
-    reject = None
     noise_at_once = _GPU_NOISE
 
     def __init__(self, kernels: GpuKernels, device: torch.device) -> None:
@@ -300,7 +300,7 @@ class GpuSteps(Backend):
         self.gpu: GpuKernels | None = kernels
         self._kernels, self._plain = kernels, PlainTorch(device)
         self.why_not_int8 = self._plain.why_not_int8
-        self.draw = GpuDraw(kernels)
+        self.draw, self.reject = GpuDraw(kernels), GpuReject(kernels)
 
     def linear(self, spec: LinearSpec) -> Linear:
         """Weights as the kernels read them, floats and integers alike."""

@@ -16,9 +16,12 @@ from foretoken.ops.attention.base import Geometry, SpanWindow
 from foretoken.ops.attention.gpu import GpuAttention
 from foretoken.ops.drawing import BEST, Drawing, pack_rows
 from foretoken.ops.twin_kernels import TwinKernels
+from foretoken.runtime.rules.block import BlockRule
+from foretoken.runtime.rules.standard import StandardRule
 from foretoken.runtime.runner import Runner
 from foretoken.testing import write_tiny_llama
 from tests.gpu_twins import asked, twins
+from tests.unit.test_native_rejection import Case
 
 LAYERS = 3
 
@@ -43,15 +46,21 @@ def _layouts(batch: int, start: int, rows: int) -> list[SpanLayout]:
     return [SpanLayout(start=start, num_tokens=rows, page_table=table) for table in pages]
 
 
+@pytest.mark.parametrize("filters", [None, (0.02, 40, 0.9)])
 @pytest.mark.parametrize("start", [20, 120])
 @pytest.mark.parametrize(("batch", "drafts"), [(1, 0), (1, 5), (8, 0), (8, 3)])
 def test_a_step_is_nine_launches_a_layer_a_copy_in_and_a_copy_out(
-    runner: Runner, kernels: TwinKernels, batch: int, drafts: int, start: int
+    runner: Runner,
+    kernels: TwinKernels,
+    batch: int,
+    drafts: int,
+    start: int,
+    filters: tuple[float, int, float] | None,
 ) -> None:
     """And nothing else: no memory is asked for, and the host waits once, at the end."""
     rows = drafts + 1
     layouts, tokens = _layouts(batch, start, rows), [[3] * rows] * batch
-    draws = pack_rows(range(batch * rows), Drawing.of(0.8, None))
+    draws = pack_rows(range(batch * rows), Drawing.of(0.8, filters))
 
     def step() -> None:
         output = runner.model.step(layouts, tokens, range(batch * rows), runner.store, None, draws)
@@ -65,7 +74,8 @@ def test_a_step_is_nine_launches_a_layer_a_copy_in_and_a_copy_out(
         step()
     assert found == {"copy_": 2, "read by the host": 1}
     # A row that sees one split alone needs nothing combined.
-    assert kernels.launched.total() <= (9 if start + rows > kernels.split else 8) * LAYERS + 6
+    most = (9 if start + rows > kernels.split else 8) * LAYERS + 6 + (filters is not None)
+    assert kernels.launched.total() <= most
 
 
 @pytest.mark.parametrize("steps", [1, 4, 9])
@@ -88,6 +98,19 @@ def test_a_chain_waits_once_however_long_it_is(
         chain()
     assert found == {"copy_": 2, "read by the host": 1}
     assert kernels.launched.total() <= steps * (9 * LAYERS + 8)
+
+
+@pytest.mark.parametrize("name", ["standard", "block"])
+def test_weighing_drafts_waits_once(kernels: TwinKernels, name: str) -> None:
+    """Filtered and drawn by other distributions; edits of logits aside."""
+    case = Case(6, trees=False)
+    rule: StandardRule | BlockRule = StandardRule(case.sampler)
+    if name == "block":
+        rule = BlockRule(case.sampler, name)
+    case.sampler.edited = lambda logits_RV, rows: logits_RV  # type: ignore[method-assign]
+    with asked() as found, torch.inference_mode():
+        tokens = rule.decide(case.logits_PV, case.chains, case.probs_KV)
+    assert found["read by the host"] == 1 and len(tokens) == len(case.chains) > 1
 
 
 def test_padding_changes_nothing(runner: Runner) -> None:
@@ -140,7 +163,7 @@ def test_what_is_drawn_in_the_step_is_what_is_drawn_after_it(runner: Runner) -> 
     from foretoken.backend import backend_for
 
     layouts, tokens = _layouts(4, 30, 1), [[5], [6], [7], [8]]
-    how = pack_rows(range(2), Drawing.of(0.9, None)) + pack_rows((0, 0), BEST)
+    how = pack_rows(range(2), Drawing.of(0.9, (0.0, 0, 0.9))) + pack_rows((0, 0), BEST)
     draw = backend_for(torch.device("cpu")).draw
     assert draw is not None
     with torch.inference_mode():

@@ -31,6 +31,8 @@ KEY_BLOCK: Final = 64
 UNIT_INTS: Final = 9
 EXPERT_ACTIVATIONS: Final = {"silu": 0, "gelu_pytorch_tanh": 1, "clamped": 2}
 """By their names in `Experts`; the first are those of `GpuKernels.gate_up`."""
+MASS_BITS: Final = 44
+"""Of what the best id of a row weighs: 2 ** 19 ids fit into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +235,29 @@ class ExpertPairs(NamedTuple):
             blocks_B3=self.blocks_B3[: touched + (pairs - touched) // tile],
             tile=tile,
         )
+
+
+class Drafted(NamedTuple):
+    """Chains of drafts, S of them with K drafts in all, end to end; their own rows of logits, each
+    chain's one more than drafts, chain after chain."""
+
+    logits_PV: Tensor
+    """float32; temperature and filters are not applied."""
+    how_P4: Tensor
+    """As for `GpuKernels.keep`; temperatures are above 0."""
+    keys_P2: Tensor
+    """int32 noise of the token that stands there, in place of a draft or behind the last."""
+    probs_XV: Tensor | None
+    """float32 that drafts were drawn from; None: they are one-hot."""
+    spans_S4: Tensor
+    """int32: the first draft of each chain, how many there are, its first row of logits, and of
+    `probs_XV`."""
+    ids_K: Tensor
+    """int32; -1 is never kept."""
+    uniforms_K: Tensor
+    """float64 in (0, 1)."""
+    most: int
+    """Drafts of the longest chain."""
 
 
 class Recorder(Protocol):
@@ -440,23 +465,49 @@ class GpuKernels(ABC):
         """y = x[rows]."""
 
     @abstractmethod
+    def keep(self, logits_RV: Tensor, how_R4: Tensor, kept_R3: Tensor) -> None:
+        """What min_p, top_k and top_p leave of each row, as `ops.logits.narrow` has it.
+
+        An id weighs whole units of 2 ** -MASS_BITS of the best, so that sums have one value in any
+        order: which id is the last within top_p is not left to rounding, but for that of exp.
+
+        Args:
+            logits_RV: float32.
+            how_R4: float32: temperature (0: nothing is left out), log of min_p, top_p, top_k, as in
+                `ops.drawing.Drawing`.
+            kept_R3: float32 results: the best of l / temperature, the sum of e ** (l / temperature
+                - best) of all that are kept, the least that is kept.
+        """
+
+    @abstractmethod
     def draw(
         self,
         logits_RV: Tensor,
         keys_R2: Tensor,
-        temperature_R: Tensor,
+        how_R4: Tensor,
         tokens_R: Tensor,
         names_V: Tensor | None = None,
+        kept_R3: Tensor | None = None,
     ) -> None:
         """The token of each row: the best id, the lowest of equals, of l / temperature + noise.
 
         Args:
             logits_RV: float32.
             keys_R2: int32, `ops.noise.pack_keys`.
-            temperature_R: float32; 0: without noise.
+            how_R4: as for `keep`; of temperature 0: without noise.
             tokens_R: int32 results; may be strided, and may be the tokens of a next pass.
             names_V: int32, the token of each id where they are another vocabulary's; the noise is
                 that of the token.
+            kept_R3: of `keep`; None: nothing is left out.
+        """
+
+    @abstractmethod
+    def accept(self, drafted: Drafted, found_S2: Tensor, *, block: bool) -> None:
+        """Weigh drafts one by one, or as blocks (`ops.block_verification`): how many of each chain
+        stay, and the token after them, drawn from what a rejected draft leaves; int32.
+
+        Where two sides of a test are within rounding of each other, and where nothing is left, the
+        token is UNDECIDED.
         """
 
     @abstractmethod

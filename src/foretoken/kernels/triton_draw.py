@@ -12,7 +12,8 @@ import triton.language as tl
 def draw(
     logits,
     keys,
-    temperature,
+    how,
+    kept,
     names,
     best,
     ids,
@@ -24,7 +25,10 @@ def draw(
     """Program (row, span): the best id by l / temperature + noise, the lowest of equals."""
     row = tl.program_id(0).to(tl.int64)
     span = tl.program_id(1)
-    heat = tl.load(temperature + row)
+    heat = tl.load(how + row * 4)
+    least = float("-inf")
+    if kept is not None:
+        least = tl.load(kept + row * 3 + 2)
     first = tl.load(keys + row * 2)
     second = tl.load(keys + row * 2 + 1)
     top = tl.full((BLOCK,), float("-inf"), tl.float32)
@@ -36,9 +40,8 @@ def draw(
             token = i
             if names is not None:
                 token = tl.load(names + i, mask=i < vocabulary, other=0)
-            score = tl.div_rn(score, tl.zeros_like(score) + heat) - tl.log(
-                _noise(token, first, second)
-            )
+            x = tl.div_rn(score, tl.zeros_like(score) + heat)
+            score = tl.where(x >= least, x - tl.log(noise(token, first, second)), float("-inf"))
         better = score > top
         top = tl.where(better, score, top)
         top_id = tl.where(better, i, top_id)
@@ -49,7 +52,7 @@ def draw(
 
 
 @triton.jit
-def _noise(token, first, second):
+def noise(token, first, second):
     """Exponential noise of ids, as `ops.noise.KeyedNoise` makes it."""
     h = (token + first).to(tl.uint32, bitcast=True)
     h = (h ^ (h >> 16)) * 0x85EBCA6B
@@ -118,3 +121,109 @@ def cap(logits, softcap, count, BLOCK: tl.constexpr):
     t = tl.exp(-2.0 * tl.abs(x / softcap))
     t = (1.0 - t) / (1.0 + t)
     tl.store(logits + i, softcap * tl.where(x < 0, -t, t), mask=i < count)
+
+
+@triton.jit(do_not_specialize=["stride"])
+def keep(
+    logits, how, kept, room, stride, vocabulary, BLOCK: tl.constexpr, BITS: tl.constexpr
+):  # fmt: skip
+    """Program row: its best logit, where filters cut, and what they leave weighs."""
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    room += row * vocabulary
+    heat = tl.load(how + row * 4)
+    top_p = tl.load(how + row * 4 + 2)
+    top_k = tl.load(how + row * 4 + 3)
+    filtered = heat > 0.0
+    heat = tl.where(filtered, heat, 1.0)
+    top = tl.full((BLOCK,), float("-inf"), tl.float32)
+    for at in range(0, vocabulary, BLOCK):
+        i = at + tl.arange(0, BLOCK)
+        top = tl.maximum(top, tl.load(logits + i, i < vocabulary, float("-inf")))
+    best = tl.div_rn(tl.max(top), heat)
+    # Most cuts are among those near the best, which are looked at again and again.
+    edge = best - 8.0
+    near = 0
+    for at in range(0, vocabulary, BLOCK):
+        x = scaled(logits, at, vocabulary, heat, BLOCK)
+        here = (x > edge).to(tl.int32)
+        tl.store(room + near + tl.cumsum(here, 0) - 1, x, mask=here > 0)
+        near += tl.sum(here, 0)
+    tl.debug_barrier()
+    least = tl.where(filtered, best + tl.load(how + row * 4 + 1), float("-inf"))
+    if filtered & (top_k > 0.0) & (top_k < vocabulary):
+        bar = top_k.to(tl.int64)
+        if near >= bar:
+            cut = _cut(room, near, 1.0, best, bar, False, BLOCK, BITS)
+        else:
+            cut = _cut(logits, vocabulary, heat, best, bar, False, BLOCK, BITS)
+        least = tl.maximum(least, cut)
+    if filtered & (top_p <= 1.0):
+        whole = _mass(logits, vocabulary, heat, best, least, True, True, BLOCK, BITS)
+        bar = (top_p.to(tl.float64) * whole.to(tl.float64)).to(tl.int64)
+        if _mass(room, near, 1.0, best, edge, False, True, BLOCK, BITS) >= bar:
+            cut = _cut(room, near, 1.0, best, bar, True, BLOCK, BITS)
+        else:
+            cut = _cut(logits, vocabulary, heat, best, bar, True, BLOCK, BITS)
+        least = tl.maximum(least, cut)
+    mass = _mass(logits, vocabulary, heat, best, least, True, True, BLOCK, BITS)
+    tl.store(kept + row * 3, best)
+    tl.store(kept + row * 3 + 1, mass.to(tl.float32) * (0.5**BITS))
+    tl.store(kept + row * 3 + 2, least)
+
+
+@triton.jit
+def scaled(logits, at, count, heat, BLOCK: tl.constexpr):
+    """Logits from `at` on over the temperature; -inf behind the last."""
+    i = at + tl.arange(0, BLOCK)
+    x = tl.load(logits + i, i < count, float("-inf"))
+    return tl.div_rn(x, tl.zeros_like(x) + heat)
+
+
+@triton.jit
+def _mass(
+    logits, count, heat, best, edge, WITH: tl.constexpr, WEIGHED: tl.constexpr,
+    BLOCK: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    """What all above an edge weigh, WITH those at it; not WEIGHED: how many they are."""
+    total = tl.zeros((BLOCK,), tl.int64)
+    for at in range(0, count, BLOCK):
+        x = scaled(logits, at, count, heat, BLOCK)
+        weight = tl.full((BLOCK,), 1, tl.int64)
+        if WEIGHED:
+            finite = tl.where(best == float("-inf"), 0.0, best)
+            weight = (tl.exp(x - finite) * (2.0**BITS)).to(tl.int64)
+        counts = x > edge
+        if WITH:
+            counts = x >= edge
+        total += tl.where(counts, weight, 0)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _cut(
+    logits, count, heat, best, bar, WEIGHED: tl.constexpr, BLOCK: tl.constexpr, BITS: tl.constexpr
+):  # fmt: skip
+    """The least logit above which there is less than the bar, found bit by bit."""
+    low = _ordered(tl.minimum(best, float("-inf"))).to(tl.int64) - 1
+    high = _ordered(best).to(tl.int64)
+    for _ in range(32):
+        middle = (low + high + 1) >> 1
+        edge = _number(middle)
+        less = _mass(logits, count, heat, best, edge, False, WEIGHED, BLOCK, BITS) < bar
+        high = tl.where(less, middle, high)
+        low = tl.where(less, low, middle)
+    return _number(high)
+
+
+@triton.jit
+def _ordered(x):
+    """An integer that is greater where the number is."""
+    bits = x.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _number(ordered):
+    bits = ordered.to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)

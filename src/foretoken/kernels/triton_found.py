@@ -10,9 +10,10 @@ import logging
 import os
 
 import torch
+from torch import Tensor
 
 from foretoken.kernels import build
-from foretoken.kernels.library import VARIABLE
+from foretoken.kernels.library import VARIABLE, wants_twins
 
 logger = logging.getLogger("foretoken")
 
@@ -23,6 +24,11 @@ _LEAST_CAPABILITY = (8, 0)
 def has_triton() -> bool:
     """Whether there is a CUDA device and it runs Triton kernels."""
     return torch.cuda.is_available() and _missing() is None
+
+
+def is_on_gpu(x: Tensor) -> bool:
+    """Whether it lies on a GPU, or on a CPU that takes its place."""
+    return x.device.type == "cuda" or wants_twins()
 
 
 @functools.cache

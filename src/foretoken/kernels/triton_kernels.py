@@ -18,14 +18,17 @@ from foretoken.kernels import (
     triton_draw,
     triton_experts,
     triton_matrix,
+    triton_reject,
     triton_rows,
 )
 from foretoken.kernels.gpu_kernels import (
     EXPERT_ACTIVATIONS,
     KEY_BLOCK,
+    MASS_BITS,
     UNIT_INTS,
     AttentionInts,
     AttentionShape,
+    Drafted,
     ExpertChoice,
     ExpertMatrices,
     ExpertPairs,
@@ -49,6 +52,10 @@ _COMBINED: Final = 16
 _KINDS: Final = {
     torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16,
 }  # fmt: skip
+_NEAR: Final = 2e-5
+_CRUMB: Final = 1e-6
+"""Two sides of a test are too close to call by this share, and what is left of a row's mass of 1 is
+nothing below this; as in native/reject.c."""
 _SEGMENTS: Final[dict[tuple[int, int, int, tuple[int, int]], int]] = {}
 """Segments of matrices, by outputs, inputs, bits and capability, where another number than the
 formula's was measured to be faster (benchmarks/gpu_check.py)."""
@@ -362,13 +369,23 @@ class TritonKernels(GpuKernels):
             AT_ONCE=_COMBINED,
         )  # fmt: skip
 
+    def keep(self, logits_RV: Tensor, how_R4: Tensor, kept_R3: Tensor) -> None:
+        """A program for a row."""
+        rows, vocabulary = logits_RV.shape
+        self._run(
+            "keep", triton_draw.keep, (rows,),
+            logits_RV, how_R4, kept_R3, torch.empty_like(logits_RV),
+            logits_RV.stride(0), vocabulary, BLOCK=1024, BITS=MASS_BITS, warps=8,
+        )  # fmt: skip
+
     def draw(
         self,
         logits_RV: Tensor,
         keys_R2: Tensor,
-        temperature_R: Tensor,
+        how_R4: Tensor,
         tokens_R: Tensor,
         names_V: Tensor | None = None,
+        kept_R3: Tensor | None = None,
     ) -> None:
         """A program for a part of a row, then one for a row."""
         (rows, vocabulary), spans = logits_RV.shape, triton.cdiv(logits_RV.shape[1], _SPAN)
@@ -376,13 +393,41 @@ class TritonKernels(GpuKernels):
         ids_RS = logits_RV.new_empty(rows, spans, dtype=torch.int32)
         self._run(
             "draw", triton_draw.draw, (rows, spans),
-            logits_RV, keys_R2, temperature_R, names_V, best_RS, ids_RS,
+            logits_RV, keys_R2, how_R4, kept_R3, names_V, best_RS, ids_RS,
             logits_RV.stride(0), vocabulary, BLOCK=1024, SPAN=_SPAN,
         )  # fmt: skip
         self._run(
             "pick", triton_draw.pick, (rows,),
             best_RS, ids_RS, names_V, tokens_R, tokens_R.stride(0), spans,
             BLOCK=triton.next_power_of_2(spans), warps=1,
+        )  # fmt: skip
+
+    def accept(self, drafted: Drafted, found_S2: Tensor, *, block: bool) -> None:
+        """What filters leave, tests by a program for a chain, and a draw as usual."""
+        logits, how, keys, probs, spans, ids, uniforms, most = drafted
+        (rows, vocabulary), count = logits.shape, len(spans)
+        parts, strides = triton.cdiv(vocabulary, _SPAN), (logits.stride(0), _stride(probs))
+        kept = logits.new_empty(rows, 3)
+        self.keep(logits, how, kept)
+        left, weights = uniforms.new_empty(count, most), uniforms.new_empty(count)
+        stays, on = spans.new_empty(count), (logits, how, kept, probs, spans, ids)
+        if block:
+            self._run(
+                "remain", triton_reject.remain, (count, most),
+                *on, left, *strides, vocabulary, most, BLOCK=1024, BITS=MASS_BITS,
+            )  # fmt: skip
+        self._run(
+            "accept", triton_reject.accept, (count,), *on, uniforms, left, stays, weights,
+            *strides, most, WHOLE=block, NEAR=_NEAR, CRUMB=_CRUMB, warps=1,
+        )  # fmt: skip
+        best, best_ids = logits.new_empty(count, parts), spans.new_empty(count, parts)
+        self._run(
+            "redraw", triton_reject.redraw, (count, parts), *on, keys, stays, weights,
+            best, best_ids, *strides, vocabulary, BLOCK=1024, SPAN=_SPAN,
+        )  # fmt: skip
+        self._run(
+            "settle", triton_reject.settle, (count,),
+            stays, best, best_ids, found_S2, parts, BLOCK=triton.next_power_of_2(parts), warps=1,
         )  # fmt: skip
 
     def cap(self, logits_RV: Tensor, softcap: float) -> None:

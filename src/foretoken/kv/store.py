@@ -56,7 +56,7 @@ class KVStore:
             shape: of the model.
             num_pages: how many.
             page_size: slots of a page.
-            dtype: the model's; or int8, with a float32 scale behind each head.
+            dtype: the model's; or int8, with a float32 scale for each head.
             device: the model's.
             kv_heads: key heads of the model whose keys and values are kept here; None: all.
         """

@@ -24,7 +24,7 @@ from foretoken.models.step_buffers import DevicePass, PassRows, StepBuffers, Ste
 from foretoken.models.tensors import ModelOutput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.attention.base import SpanWindow
 from foretoken.ops.attention.gpu import UnitPlan, lay_out, plan_rows
-from foretoken.ops.drawing_gpu import Draws, read_rows
+from foretoken.ops.drawing_gpu import Draws, choose, read_rows
 from foretoken.shape.memory_formula import RECORDED_ROWS
 
 
@@ -147,7 +147,7 @@ class CapturedSteps:
         masks: MaskSlots | None = None,
     ) -> RolledOut | None:
         """Draft several tokens after each sequence, without waiting for the device in between;
-        None: some rows are filtered, or there is too much to feed.
+        None: there is too much to feed.
 
         Args:
             layouts: where the tokens to be fed stand; the pages must cover as many positions from
@@ -159,7 +159,7 @@ class CapturedSteps:
             masks: draft all tokens in the first pass, whose spans end in that many mask slots.
         """
         draws, rows = read_rows(plan.rows), sum(layout.num_tokens for layout in layouts)
-        if max(rows, len(layouts) * plan.steps) > RECORDED_ROWS or draws.filtered_R.any():
+        if max(rows, len(layouts) * plan.steps) > RECORDED_ROWS:
             return None
         tokens, buffers = list(chain.from_iterable(token_ids)), self._of(store)
         if masks is None:
@@ -252,8 +252,8 @@ class CapturedSteps:
         plan: RolloutPlan,
         store: KVStore,
         first_row: int,
-    ) -> RolledOut | None:
-        """The same, and draft several tokens of each block; None: some rows are filtered.
+    ) -> RolledOut:
+        """The same, and draft several tokens of each block.
 
         Args:
             context: places whose keys and values are not there yet.
@@ -264,8 +264,6 @@ class CapturedSteps:
             first_row: the row of a block that gives the first.
         """
         draws, steps, count = read_rows(plan.rows), plan.steps, len(blocks)
-        if draws.filtered_R.any():
-            return None
         firsts = np.array([0, *(block.num_tokens for block in blocks)]).cumsum()[:-1]
         # Rows of each step are padded: what follows from a step's tokens is of as many.
         logits_KB = np.zeros((steps, bucket(count)), np.int64)
@@ -413,8 +411,10 @@ class CapturedSteps:
             if way.chances:
                 decoder.kernels.chance(own_RV, made.chances_KR[number])
             if way.draws:
-                how = (one.keys_R2, one.temperature_R)
-                decoder.kernels.draw(own_RV, *how, made.tokens_KR[number], decoder.names_N)
+                choose(
+                    decoder.kernels, own_RV, (one.keys_R2, one.how_R4), made.tokens_KR[number],
+                    decoder.names_N, filtered=one.filtered,
+                )  # fmt: skip
             if len(work.streams) > 1 and not len(one.mask_T):
                 next_RD = work.streams[(number + 1) % 2][:count]
                 decoder.kernels.take_rows(stream_TD, one.rows_R, next_RD)

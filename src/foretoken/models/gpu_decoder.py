@@ -31,6 +31,7 @@ from foretoken.models.gpu_mixture import GpuMixture, as_gpu, bind_mixture, knows
 from foretoken.models.step_buffers import DevicePass
 from foretoken.ops.activation import COMPILED
 from foretoken.ops.attention.gpu import GpuAttention, layer_of, most_partials, run_attention
+from foretoken.ops.drawing_gpu import choose
 from foretoken.ops.linear.gpu import GpuLinear
 from foretoken.shape.memory_formula import RECORDED_ROWS
 from foretoken.shape.mixtures.experts import Experts
@@ -288,8 +289,8 @@ class GpuDecoder:
                 blocks.judge.run(both_BX, chances_R[own].view(1, count, 1))
             elif chances_R is not None:
                 kernels.chance(own_BV, chances_R[own])
-            how = (one.keys_R2[own], one.temperature_R[own])
-            kernels.draw(own_BV, *how, tokens_R[own], self.names_N)
+            how, names_N = (one.keys_R2[own], one.how_R4[own]), self.names_N
+            choose(kernels, own_BV, how, tokens_R[own], names_N, filtered=one.filtered)
             before_B = tokens_R[own]
 
     def _first(self, one: DevicePass, work: Workspace, stream_TD: Tensor) -> Tensor:

@@ -39,6 +39,8 @@ class PassKey(NamedTuple):
     newest: int = 0
     whole: bool = False
     """Whether rows may see places behind their own."""
+    filtered: bool = False
+    """Whether ids are left out before some rows are drawn."""
     pieces: tuple[RowPiece, ...] = ()
     """Of a pass that is not recorded, for it has more partial results than there is room for."""
 
@@ -90,6 +92,7 @@ class PassRows:
             fed=0 if self.fed is None or not len(self.fed.places) else bucket(len(self.fed.places)),
             newest=bucket(len(self.newest)) if self.newest else 0,
             whole=self.whole,
+            filtered=self.draws is not None and self.draws.filtered,
             pieces=plan.pieces if len(plan.pieces) > 1 else (),
         )
 
@@ -103,7 +106,8 @@ class DevicePass(NamedTuple):
     slots_T: Tensor
     rows_R: Tensor
     keys_R2: Tensor
-    temperature_R: Tensor
+    how_R4: Tensor
+    filtered: bool
     attention: AttentionInts
     pieces: tuple[RowPiece, ...]
     mask_T: Tensor
@@ -189,7 +193,7 @@ class StepBuffers:
             found["mask"], found["anchor"] = one.masks
         if one.draws is not None:
             found["keys"] = one.draws.keys_R2.ravel()
-            found["temperature"] = one.draws.temperature_R.view(np.int32)
+            found["how"] = one.draws.how_R4.ravel().view(np.int32)
         if one.fed is not None:
             behind = slice(key.rows, key.rows + len(one.fed.places))
             parts["places"][behind], parts["slots"][behind] = one.fed.places, one.fed.slots
@@ -218,7 +222,8 @@ class StepBuffers:
                     slots_T=parts["slots"],
                     rows_R=parts["rows"],
                     keys_R2=parts["keys"].view(-1, 2),
-                    temperature_R=parts["temperature"].view(torch.float32),
+                    how_R4=parts["how"].view(torch.float32).view(-1, 4),
+                    filtered=key.filtered,
                     attention=AttentionInts(
                         places_T=parts["places"][: key.rows],
                         runs_T=parts["runs"],
@@ -268,7 +273,7 @@ def _slices(key: PassKey) -> _Slices:
     sizes = dict.fromkeys(("tokens", "runs", "bases"), key.rows)
     sizes |= dict.fromkeys(("places", "slots"), key.rows + key.fed)
     sizes |= {"features": key.fed, "newest": key.newest, "lasts": key.rows * key.whole, "live": 1}
-    sizes |= {"rows": key.logits, "keys": 2 * key.logits, "temperature": key.logits}
+    sizes |= {"rows": key.logits, "keys": 2 * key.logits, "how": 4 * key.logits}
     sizes |= dict.fromkeys(("mask", "anchor"), key.rows if key.masks else 0)
     sizes |= {"units": UNIT_INTS * key.units, "tails": key.rows * key.depth}
     for name, size in sizes.items():

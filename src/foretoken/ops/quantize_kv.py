@@ -1,9 +1,12 @@
 """Keys and values as the store keeps them: in the model's type, or as int8 with a scale.
 
-In int8 each head of a token is its numbers, -127 to 127, and behind them the float32 that they are
-multiplied with, largest / 127: h + 4 bytes. They depend on that head alone, so a token's stored
+In int8 each head of a token is its numbers, -127 to 127, and the float32 that they are multiplied
+with, largest / 127: h + 4 bytes. They depend on that head alone, so a token's stored
 bits cannot depend on its neighbours. native/rows_body.h rounds to the same bits, and
 native/attention_body.h multiplies out to the same bits; this is the twin of both.
+
+A scale lies behind the numbers of its head. On a GPU all scales of a token lie behind all of its
+numbers: a head is read 16 bytes at a time. Either way a token is one row of K * (h + 4) bytes.
 
 Shape letters: T tokens, K heads of keys and of values, h head size.
 """
@@ -13,6 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from foretoken.kernels.triton_found import is_on_gpu
 from foretoken.shape.memory_formula import KV_SCALE_BYTES
 
 _LARGEST: Final = 127
@@ -35,12 +39,26 @@ def quantize_kv(kv_TKh: Tensor, store_dtype: torch.dtype) -> Tensor:
     scale_TK1 = numbers.abs().amax(dim=-1, keepdim=True) / _LARGEST
     scale_TK1 = scale_TK1.clamp(min=_SMALLEST_SCALE) + (numbers * 0).sum(dim=-1, keepdim=True)
     rounded = (numbers / scale_TK1).round_().nan_to_num_(nan=-_LARGEST).to(torch.int8)
-    return torch.cat((rounded, scale_TK1.view(torch.int8)), dim=-1)
+    kept = rounded.new_empty(*rounded.shape[:-1], rounded.shape[-1] + KV_SCALE_BYTES)
+    numbers, scales = numbers_and_scales(kept)
+    numbers.copy_(rounded)
+    scales.copy_(scale_TK1.view(torch.int8))
+    return kept
+
+
+def numbers_and_scales(kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Views of what a store keeps in int8, [..., K, h + 4]: [..., K, h], and bytes of scales."""
+    *_, heads, width = kept.shape
+    size = width - KV_SCALE_BYTES
+    if not is_on_gpu(kept):
+        return kept[..., :size], kept[..., size:]
+    numbers, scales = kept.flatten(-2).split((heads * size, heads * KV_SCALE_BYTES), -1)
+    return numbers.unflatten(-1, (heads, size)), scales.unflatten(-1, (heads, KV_SCALE_BYTES))
 
 
 def dequantize(kept: Tensor, dtype: torch.dtype) -> Tensor:
     """Keys and values [..., K, h] in `dtype` from what a store keeps of them."""
     if kept.dtype != torch.int8:
         return kept
-    scale = kept[..., -KV_SCALE_BYTES:].contiguous().view(torch.float32)
-    return (kept[..., :-KV_SCALE_BYTES].float() * scale).to(dtype)
+    numbers, scales = numbers_and_scales(kept)
+    return (numbers.float() * scales.contiguous().view(torch.float32)).to(dtype)

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import (
     KEY_BLOCK,
+    MASS_BITS,
     AttentionInts,
     AttentionShape,
+    Drafted,
     ExpertChoice,
     ExpertMatrices,
     ExpertPairs,
@@ -29,10 +31,12 @@ from foretoken.kernels.gpu_kernels import (
     Rotary,
 )
 from foretoken.ops.activation import ACTIVATIONS, COMPILED, clamped_swish, sigmoid
+from foretoken.ops.block_verification import BlockTests, keep_blocks
 from foretoken.ops.noise import KeyedNoise
-from foretoken.ops.quantize_kv import quantize_kv
+from foretoken.ops.quantize_kv import numbers_and_scales, quantize_kv
+from foretoken.ops.rejection import acceptable, leading, residual
 from foretoken.ops.routing import route
-from foretoken.shape.memory_formula import KV_SCALE_BYTES
+from foretoken.ops.sampling import draw
 from foretoken.shape.mixtures.experts import Experts
 
 _TILE = 16
@@ -223,12 +227,12 @@ class TwinKernels(GpuKernels):
         if rotary.query_scale_X is not None:
             q_THh.mul_(rotary.query_scale_X.index_select(0, places_T)[:, None, None])
         stored = torch.cat((turned[:, heads:], x_TXh[:, heads + both // 2 :]), 1)
-        stored = quantize_kv(stored, layer.numbers_SLh.dtype)
         slots = slots_T.long()
-        layer.numbers_SLh.index_copy_(0, slots, stored[..., :size])
         if layer.scales_SL is not None:
-            scales = stored[..., -KV_SCALE_BYTES:].contiguous().view(torch.float32)
-            layer.scales_SL.index_copy_(0, slots, scales.squeeze(-1))
+            stored, scales = numbers_and_scales(quantize_kv(stored, torch.int8))
+            scales_TL = scales.contiguous().view(torch.float32).squeeze(-1)
+            layer.scales_SL.index_copy_(0, slots, scales_TL)
+        layer.numbers_SLh.index_copy_(0, slots, stored)
 
     def attend(
         self,
@@ -296,13 +300,36 @@ class TwinKernels(GpuKernels):
         self.launch("take_rows")
         y_RD.copy_(x_TD.index_select(0, rows_R))
 
+    def keep(self, logits_RV: Tensor, how_R4: Tensor, kept_R3: Tensor) -> None:
+        """All rows sorted."""
+        self.launch("keep")
+        heat, min_p, top_p, top_k = how_R4.unsqueeze(-1).unbind(1)
+        x_RV = _scaled(logits_RV, heat).sort(dim=-1, descending=True).values
+        best_R1 = x_RV[:, :1]
+        weight_RV = (x_RV - best_R1.clamp(min=-1e38)).exp() * 2.0**MASS_BITS
+        weight_RV = weight_RV.long()
+        last = top_k.long().clamp(1, x_RV.shape[1]) - 1
+        kth_R1 = x_RV.gather(1, last).masked_fill(
+            (top_k < 1) | (top_k >= x_RV.shape[1]), -torch.inf
+        )
+        least_R1 = torch.maximum(best_R1 + min_p, kth_R1).masked_fill(heat == 0, -torch.inf)
+        weighs_RV = weight_RV.masked_fill(x_RV < least_R1, 0)
+        before_RV = weighs_RV.cumsum(-1) - weighs_RV
+        bar_R1 = (top_p.double() * weighs_RV.sum(-1, keepdim=True).double()).long()
+        last_R1 = (before_RV < bar_R1).sum(-1, keepdim=True).clamp(min=1) - 1
+        cut_R1 = x_RV.gather(1, last_R1).masked_fill((top_p > 1) | (heat == 0), -torch.inf)
+        least_R1 = torch.maximum(least_R1, cut_R1)
+        mass_R1 = weight_RV.masked_fill(x_RV < least_R1, 0).sum(-1, keepdim=True)
+        torch.cat((best_R1, mass_R1.float() * 0.5**MASS_BITS, least_R1), 1, out=kept_R3)
+
     def draw(
         self,
         logits_RV: Tensor,
         keys_R2: Tensor,
-        temperature_R: Tensor,
+        how_R4: Tensor,
         tokens_R: Tensor,
         names_V: Tensor | None = None,
+        kept_R3: Tensor | None = None,
     ) -> None:
         """The noise of `ops.noise`."""
         self.launch("draw")
@@ -310,12 +337,42 @@ class TwinKernels(GpuKernels):
         noise = KeyedNoise(count, logits_RV.device, rows * count)
         ids = torch.arange(count, device=logits_RV.device) if names_V is None else names_V
         exponential_RV = noise.exponential_at(keys_R2, ids.expand(rows, -1)).log_()
-        drawn_R1 = temperature_R[:, None] > 0
-        scaled_RV = logits_RV / torch.where(drawn_R1, temperature_R[:, None], 1.0)
-        scaled_RV = torch.where(drawn_R1, scaled_RV - exponential_RV, logits_RV)
-        best_R = scaled_RV.argmax(-1)
+        x_RV = _scaled(logits_RV, how_R4[:, :1])
+        score_RV = torch.where(how_R4[:, :1] > 0, x_RV - exponential_RV, logits_RV)
+        if kept_R3 is not None:
+            score_RV = score_RV.masked_fill(x_RV < kept_R3[:, 2:], -torch.inf)
+        best_R = score_RV.argmax(-1)
         self.launch("pick")
         tokens_R.copy_(best_R if names_V is None else names_V[best_R])
+
+    def accept(self, drafted: Drafted, found_S2: Tensor, *, block: bool) -> None:
+        """The operations of the rules, chain by chain."""
+        self.launch("accept")
+        kept_P3 = torch.empty_like(drafted.how_P4[:, :3])
+        self.keep(drafted.logits_PV, drafted.how_P4, kept_P3)
+        x_PV = _scaled(drafted.logits_PV, drafted.how_P4[:, :1])
+        x_PV = x_PV.masked_fill(x_PV < kept_P3[:, 2:], -torch.inf)
+        noise = KeyedNoise(x_PV.shape[1], x_PV.device, x_PV.shape[1])
+        for found, (first, count, row, at) in zip(found_S2, drafted.spans_S4.numpy(), strict=True):
+            own = slice(first, first + count)
+            ids, uniforms = (x[own].numpy().tolist() for x in (drafted.ids_K, drafted.uniforms_K))
+            p_CV = x_PV[row : row + count].softmax(-1)
+            q_CV = None if drafted.probs_XV is None else drafted.probs_XV[at : at + count]
+            kept, weight = leading(acceptable(p_CV, q_CV, ids, uniforms)), 1.0
+            if block:
+                blocks = keep_blocks(
+                    BlockTests(
+                        ids_K=ids, uniforms_K=uniforms, lengths_S=[count], target_KV=p_CV,
+                        drafted_KV=q_CV,
+                    )
+                )  # fmt: skip
+                kept, weight = blocks.kept_S[0], blocks.weight_S[0]
+            last, that = slice(row + kept, row + kept + 1), slice(kept, kept + 1)
+            x_1V = x_PV[last]
+            if kept < count:
+                q_1V = None if q_CV is None else q_CV[that]
+                x_1V = residual(x_1V, p_CV[that], q_1V, ids[that], weights_S=[weight])
+            found[0], found[1] = kept, draw(x_1V, drafted.keys_P2[last], noise)[0]
 
     def cap(self, logits_RV: Tensor, softcap: float) -> None:
         """In place."""
@@ -489,6 +546,11 @@ class _Units:
         there = there & (units[:, 5:6] * self._split <= self._last_UM)
         partials.sums_XHh[at_UM[there]] = sums[there]
         partials.top_mass_XH2[at_UM[there]] = torch.stack((top, mass), -1)[there]
+
+
+def _scaled(logits_RV: Tensor, heat_R1: Tensor) -> Tensor:
+    """Logits over the temperature; over 1 where that is 0."""
+    return logits_RV / torch.where(heat_R1 > 0, heat_R1, 1.0)
 
 
 def _divided(sums: Tensor, mass: Tensor, top: Tensor, sinks_H: Tensor | None) -> Tensor:

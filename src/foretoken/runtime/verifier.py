@@ -75,7 +75,7 @@ class Verifier:
 
     def draws(self, batch: Batch) -> bytes | None:
         """How the token of each of the batch's rows of logits is drawn, so that a device can do so
-        before they are looked at; None: some are weighed, edited or filtered first."""
+        before they are looked at; None: some are weighed or edited first."""
         rows = list[bytes]()
         for span, check in zip(batch.spans, _by_span(batch), strict=True):
             rows.append(pack_rows((0,) * span.prompt_rows, BEST))
@@ -83,8 +83,6 @@ class Verifier:
                 continue
             profile = self.sampler.profile(span.sequence.request)
             if profile.edits or self._rule_of(batch, check) != "matching":
-                return None
-            if not profile.greedy and profile.filters is not None:
                 return None
             runs = check.runs if isinstance(check, TreeCheck) else (check.rows,)
             rows += (RowGroup(run, profile, 0).packed(Stream.TARGET) for run in runs)

@@ -18,6 +18,7 @@ from foretoken.kernels.gpu_kernels import (
     UNIT_INTS,
     AttentionInts,
     AttentionShape,
+    Drafted,
     ExpertChoice,
     ExpertMatrices,
     ExpertPairs,
@@ -100,8 +101,10 @@ def attend(
         row, row, row, units, row, empty(4, 8, dtype=INT), trees=trees, splits=not window,
         lasts_T=row if whole else None,
     )  # fmt: skip
-    scales = None if stored == BF16 else empty(4096, 16, dtype=torch.float32)
-    layer = KVLayer(empty(4096, 16, size, dtype=stored), scales)
+    layer = KVLayer(empty(4096, 16, size))
+    if stored != BF16:
+        numbers, scales = empty(4096, 16 * (size + 4), dtype=stored).split((16 * size, 64), 1)
+        layer = KVLayer(numbers.unflatten(1, (16, size)), scales.view(torch.float32))
     partials = Partials(
         empty(9, 32, size, dtype=torch.float32), empty(9, 32, 2, dtype=torch.float32)
     )
@@ -195,7 +198,9 @@ def combine(kernels: GpuKernels) -> None:
 def choose(kernels: GpuKernels) -> None:
     """All that is done with logits."""
     logits, numbers, ints = empty(8, 128256, dtype=torch.float32), empty(8), empty(64, dtype=INT)
-    kernels.draw(logits, empty(8, 2, dtype=INT), numbers.float(), ints[:8], ints)
+    how = empty(8, 4, dtype=torch.float32)
+    kernels.keep(logits, how, how[:, :3])
+    kernels.draw(logits, empty(8, 2, dtype=INT), how, ints[:8], ints, how[:, :3])
     kernels.chance(logits, numbers.float())
     kernels.cap(logits, 30.0)
 
@@ -207,6 +212,18 @@ def route(kernels: GpuKernels) -> None:
     pairs = ExpertPairs.empty(8, experts, torch.device("meta")).of(8, 128, 16)
     kernels.choose_experts(empty(4, 8, 129, dtype=torch.float32), choice, one, pairs)
     kernels.sort_pairs(pairs, 128, one)
+
+
+def weigh(kernels: GpuKernels) -> None:
+    """Drafts, one by one and as blocks, one-hot and drawn."""
+    logits, spans = empty(8, 128256, dtype=torch.float32), empty(2, 4, dtype=INT)
+    how, keys, ids = empty(8, 4, dtype=torch.float32), empty(8, 2, dtype=INT), empty(6, dtype=INT)
+    for probs in (None, logits):
+        drafted = Drafted(
+            logits, how, keys, probs, spans, ids, empty(6, dtype=torch.float64), most=3
+        )
+        kernels.accept(drafted, spans[:, :2], block=probs is None)
+        kernels.accept(drafted, spans[:, :2], block=probs is not None)
 
 
 def copy(kernels: GpuKernels) -> None:
@@ -222,6 +239,7 @@ ROWS: Final[dict[str, Call]] = {
     "combine": combine,
     "choose": choose,
     "route": route,
+    "weigh": weigh,
     "copy": copy,
 }
 

@@ -9,15 +9,19 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import GpuKernels
+from foretoken.ops.drawing import Drawing
+from foretoken.ops.logits import Filters, keep_filtered
 from foretoken.ops.noise import KeyedNoise, pack_keys
 from foretoken.ops.sampling import draw
 from foretoken.ops.twin_kernels import TwinKernels
+from tests.unit.filters import FILTERS
 from tests.unit.kernels.triton_harness import DEVICE, normal, runs, tensor_cores, triton_kernels
 
 pytestmark = [runs, pytest.mark.usefixtures("tensor_cores")]
 __all__ = ["tensor_cores"]
 ROWS, VOCABULARY = 7, 9000
 """More than a program reads."""
+FEWER = 2500
 
 
 def keys() -> Tensor:
@@ -27,9 +31,10 @@ def keys() -> Tensor:
 def drawn(
     kernels: GpuKernels, logits: Tensor, heat: float | list[float], names: Tensor | None = None
 ) -> Tensor:
-    temperature = torch.tensor(heat, device=DEVICE).expand(ROWS).contiguous()
+    how = torch.zeros(ROWS, 4, device=DEVICE)
+    how[:, 0] = torch.tensor(heat)
     wide = torch.zeros(ROWS, 3, dtype=torch.int32, device=DEVICE)
-    kernels.draw(logits, keys(), temperature, wide[:, 1], names)
+    kernels.draw(logits, keys(), how, wide[:, 1], names)
     return wide[:, 1]
 
 
@@ -65,8 +70,45 @@ def test_the_least_noise_is_not_zero() -> None:
         logits[0, 7] = other
         logits[0, 8:] = -100.0
         token = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-        triton_kernels().draw(logits, packed, torch.ones(1, device=DEVICE), token)
+        triton_kernels().draw(logits, packed, torch.ones(1, 4, device=DEVICE), token)
         assert token.tolist() == [wanted] == draw(logits, packed, noise).tolist()
+
+
+@pytest.mark.parametrize("kind", ["apart", "flat", "equal", "banned"])
+def test_filters_leave_what_those_of_logits_leave(kind: str) -> None:
+    """Cuts near the best and far below it, among equals, among ids that are forbidden."""
+    logits = normal(3, len(FILTERS), FEWER) * (0.01 if kind == "flat" else 4)
+    if kind == "equal":
+        logits = logits.round()
+    if kind == "banned":
+        logits[:, 1::3] = -torch.inf
+        logits[3] = -torch.inf
+    how = torch.tensor([Drawing.of(0.75, one) for one in FILTERS], device=DEVICE)
+    how[4, 0] = 0
+    found, twin = (torch.zeros(len(FILTERS), 3, device=DEVICE) for _ in range(2))
+    triton_kernels().keep(logits, how, found)
+    TwinKernels().keep(logits, how, twin)
+    torch.testing.assert_close(found, twin, rtol=1e-6, atol=0)
+    scaled = logits / 0.75
+    scaled[4] = logits[4]
+    filters = [one or (0.0, 0, 1.0) for one in FILTERS]
+    filters[4] = (0.0, 0, 1.0)
+    wanted = keep_filtered(scaled, Filters.of(filters, FEWER, DEVICE))
+    kept = scaled.masked_fill(scaled < found[:, 2:], -torch.inf)
+    weight = (scaled - scaled.amax(-1, keepdim=True)).double().exp().nan_to_num()
+    # Sums in float32 may be wrong about an id that begins where the share is reached.
+    other = weight.masked_fill(kept == wanted, 0)
+    assert (other.sum(-1) - other.amax(-1) <= 1e-6 * weight.sum(-1)).all()
+    assert torch.equal(kept[:-1], wanted[:-1])
+    mass = weight.masked_fill(kept == -torch.inf, 0).sum(-1)
+    torch.testing.assert_close(found[:, 1].double(), mass, rtol=1e-5, atol=0)
+    tokens = torch.zeros(len(FILTERS), dtype=torch.int32, device=DEVICE)
+    many = pack_keys(list(range(len(FILTERS))), DEVICE)
+    drawn = draw(wanted, many, KeyedNoise(FEWER, DEVICE))
+    drawn[4] = logits[4].argmax()
+    for kernels in (triton_kernels(), TwinKernels()):
+        kernels.draw(logits, many, how, tokens, None, found)
+        assert tokens.tolist() == drawn.tolist()
 
 
 def test_chance_and_cap() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import GpuKernels, Kept, KVLayer, QueryKeyNorm, Rotary
+from foretoken.ops.attention.gpu import layer_of
 from foretoken.ops.quantize_kv import dequantize
 from foretoken.ops.twin_kernels import TwinKernels
 from tests.unit.kernels.triton_harness import DEVICE, normal, runs, tensor_cores, triton_kernels
@@ -167,7 +168,7 @@ def test_turn_and_write(
 def test_what_is_not_finite_shows_in_int8() -> None:
     x_PTA, whole = normal(0, 1, 1, 3 * 16), torch.zeros(1, 2, 20, dtype=torch.int8, device=DEVICE)
     x_PTA[0, 0, 40] = torch.inf
-    layer = KVLayer(whole[..., :16], whole[..., 16:].view(torch.float32).squeeze(-1))
+    layer = layer_of(whole)
     rotary = Rotary(torch.ones(1, 16, device=DEVICE), torch.zeros(1, 16, device=DEVICE))
     q = torch.zeros(1, 1, 16, device=DEVICE)
     triton_kernels().turn_and_write(x_PTA, None, None, rotary, ints(0), ints(0), q, layer)

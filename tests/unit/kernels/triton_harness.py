@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import GpuKernels
+from foretoken.kernels.library import TWINS, VARIABLE
 
 GPU: Final = torch.cuda.is_available()
 DEVICE: Final = torch.device("cuda" if GPU else "cpu")
@@ -86,7 +87,8 @@ def tensor_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     many inputs at once, every place alike. NumPy's BLAS, which the interpreter takes, may give a
     row of a tile other bits at another place of it, knows no bfloat16, and adds a block to itself
     before it adds it to the sum. To bfloat16 numbers are rounded, not cut off. Nor does a GPU warn
-    of what is not finite."""
+    of what is not finite. Keys and values in int8 lie as on one."""
+    monkeypatch.setenv(VARIABLE, TWINS)
     if GPU or not HAS_TRITON:
         yield
         return
@@ -227,7 +229,7 @@ def _type(value: Any) -> str:
         return "fp32" if isinstance(value, float) else "i32"
     kinds = {
         torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "i8",
-        torch.uint8: "u8", torch.int32: "i32",
+        torch.uint8: "u8", torch.int32: "i32", torch.float64: "fp64",
     }  # fmt: skip
     return f"*{kinds[value.dtype]}"
 

@@ -24,7 +24,8 @@ from foretoken.kernels.gpu_kernels import (
     Partials,
 )
 from foretoken.ops.attention.base import Attend, Attention, Geometry, SpanWindow
-from foretoken.shape.memory_formula import KV_SCALE_BYTES, PARTIAL_BYTES
+from foretoken.ops.quantize_kv import numbers_and_scales
+from foretoken.shape.memory_formula import PARTIAL_BYTES
 
 Ints = npt.NDArray[np.int32]
 
@@ -240,8 +241,8 @@ def layer_of(layer_SKh: Tensor) -> KVLayer:
     """A layer of a store as kernels read it."""
     if layer_SKh.dtype != torch.int8:
         return KVLayer(layer_SKh)
-    scales = layer_SKh[..., -KV_SCALE_BYTES:].view(torch.float32).squeeze(-1)
-    return KVLayer(layer_SKh[..., :-KV_SCALE_BYTES], scales)
+    numbers_SLh, scales = numbers_and_scales(layer_SKh)
+    return KVLayer(numbers_SLh, scales.view(torch.float32).squeeze(-1))
 
 
 def run_attention(
