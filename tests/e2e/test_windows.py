@@ -13,6 +13,7 @@ import pytest
 from torch import Tensor
 
 from foretoken import LLM
+from foretoken.engine.timing import _usual_machine
 from foretoken.kv import store as stores
 from foretoken.shape import ModelShape
 from foretoken.shape.memory_formula import most_pages
@@ -140,6 +141,19 @@ def test_a_draft_model_beside_it(tmp_path: Path, poison: Poison) -> None:
             if parts.shared is not None:
                 parts.shared.check_integrity()
         assert parts.shared is None or parts.shared.windows is None or poison.pages
+
+
+def test_steps_are_priced_by_what_windows_see(tmp_path: Path) -> None:
+    shape = write_model(tmp_path, FAST)
+    with LLM(str(tmp_path), dtype="float32", kv_cache_dtype="int8") as llm:
+        parts = llm._engine.parts
+        cost = _usual_machine(parts.config, parts.runner)
+    read = [context * cost.kv_bytes(context) for context in (1, 9, 10, 100)]
+    assert read[1] == pytest.approx(9 * read[0]) and cost.kv_bytes(5) == cost.kv_bytes(1)
+    full = sum(window is None for window in shape.windows)
+    each = read[0] / shape.num_hidden_layers
+    assert 0 < full < shape.num_hidden_layers
+    assert read[3] - read[2] == pytest.approx(90 * full * each)
 
 
 def test_a_long_request_takes_what_its_windows_see(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def test_a_line_counts_rows_after_the_first() -> None:
     assert LineCost(1.0, 0.1).seconds(StepShape(rows=6)) == 1.5
 
 
-def roofline(**fields: float) -> RooflineCost:
+def roofline(**fields: Any) -> RooflineCost:
     """A device that reads 100 bytes and multiplies 1000 times a second."""
     given = {"weight_bytes": 50.0, "bandwidth": 100.0, "flops_per_s": 1000.0, **fields}
     return RooflineCost(kv_bytes=lambda _: 2.0, flops=lambda context: 10.0 + context, **given)
@@ -49,6 +50,9 @@ def roofline(**fields: float) -> RooflineCost:
 def test_a_roofline_is_the_larger_of_reading_and_multiplying() -> None:
     assert roofline().seconds(StepShape(1)) == 0.5
     assert roofline().seconds(StepShape(100)) == 1.0
+    assert roofline(side_by_side=False).seconds(StepShape(75)) == pytest.approx(
+        (0.5**2 + 0.75**2) ** 0.5
+    )
     with_context = StepShape(2, sequences=2, context=25.0)
     assert roofline().seconds(with_context) == (50 + 2 * 25 * 2) / 100
     assert roofline(floor_s=3.0).seconds(StepShape(1)) == 3.0

@@ -24,6 +24,8 @@ from foretoken.config.quantization import (
 )
 from foretoken.config.reader import read, require
 from foretoken.config.resolve import DTYPE_BYTES, check_heads
+from foretoken.control.cost import StepShape
+from foretoken.control.usual_machine import FLOPS_PER_BYTE, usual_machine
 from foretoken.errors import ConfigError
 from foretoken.hardware import Gpus
 from foretoken.kernels.library import describe_kernels
@@ -170,13 +172,14 @@ def _facts(kept: ModelMemory, dtype: str) -> dict[str, Any]:
 def _experts(kept: ModelMemory, size: int) -> dict[str, Any]:
     """Of a mixture: what a token passes through, and what steps of more rows read and have to give.
 
-    A step of n rows takes V(n) = bytes(n) / bytes(1) of the time of a step of one row where reading
-    is what takes time, and has to give more than V(n) tokens for drafts to gain anything.
+    A step of n rows takes V(n) times as long as one of one row, of reading and multiplying on a
+    usual processor, and has to give more than V(n) tokens for drafts to gain anything.
     """
     shape, experts = kept.shape, kept.shape.experts
     if experts is None:
         return {}
-    read = {rows: kept.step_bytes(size, rows) for rows in _ROWS}
+    cost = usual_machine(kept, size)
+    seconds = [cost.seconds(StepShape(rows, context=_CONTEXT)) for rows in _ROWS]
     return {
         "experts": experts.count,
         "experts_a_token": experts.used,
@@ -186,10 +189,10 @@ def _experts(kept: ModelMemory, size: int) -> dict[str, Any]:
             {
                 "rows": rows,
                 "experts_read": round(experts.touched(rows), 1),
-                "bytes": count,
-                "break_even_tokens": round(count / read[1], 2),
+                "bytes": kept.step_bytes(size, rows),
+                "break_even_tokens": round(took / seconds[0], 2),
             }
-            for rows, count in read.items()
+            for rows, took in zip(_ROWS, seconds, strict=True)
         ],
     }
 
@@ -230,8 +233,9 @@ def _print_steps(console: "Console", steps: list[dict[str, Any]]) -> None:
         table.add_row(str(step["rows"]), *map(str, cells))
     console.print(table)
     console.print(
-        "Drafts gain nothing in a step of so many rows that gives fewer tokens. Rows of one text "
-        "share experts, rows of many requests share the step: measure with --costs."
+        "Drafts gain nothing in a step of so many rows that gives fewer tokens, on a processor "
+        f"that does {FLOPS_PER_BYTE} operations per byte read. Rows of one text share experts, "
+        "rows of many requests share the step: measure with --costs."
     )
 
 
@@ -282,7 +286,6 @@ def _find_costs(config: EngineConfig) -> "EngineCosts":
 
 def _describe(costs: "EngineCosts") -> dict[str, Any]:
     """Where costs are from, what is known, and seconds of some steps and drafts."""
-    from foretoken.control.cost import StepShape
 
     def drafting(cost: "DrafterCost", sequences: int) -> list[float]:
         curve = cost.drafting(sequences, _DRAFTS[-1], _CONTEXT)

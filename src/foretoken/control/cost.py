@@ -6,6 +6,7 @@ from the data sheet of a device (`RooflineCost`); the one that plans are made by
 estimates follow the machine.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class PlainCost(CostModel):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineCost(CostModel):
-    """The larger of reading and multiplying, and no less than the launches (Williams et al. 2009).
+    """Reading and multiplying, and no less than the launches (Williams et al. 2009).
 
     A step reads every weight that some row needs and the keys and values of every sequence once,
     and multiplies each row with the weights that it passes through. Nothing here is measured.
@@ -97,6 +98,9 @@ class RooflineCost(CostModel):
     """Bytes per second that reading reaches."""
     flops_per_s: float
     """Operations per second that multiplying reaches."""
+    side_by_side: bool = True
+    """Whether a device reads while it multiplies, so that the longer of both counts. Threads of a
+    processor hide only some of it: the root of both squared, as was measured."""
     floor_s: float = 0.0
     """A step is not faster than its launches."""
     exchange_s: float = 0.0
@@ -118,7 +122,9 @@ class RooflineCost(CostModel):
         moved = (self.weight_bytes + touched * self.expert_bytes) * repeats
         moved += shape.sequences * shape.context * self.kv_bytes(shape.context)
         multiplying = shape.rows * self.flops(shape.context) / self.flops_per_s
-        bound = max(moved / self.bandwidth, multiplying, self.floor_s)
+        reading = moved / self.bandwidth
+        both = max if self.side_by_side else math.hypot
+        bound = max(both(reading, multiplying), self.floor_s)
         return bound + self.exchange_s + self.exchange_row_s * shape.rows
 
 

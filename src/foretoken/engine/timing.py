@@ -36,6 +36,7 @@ from foretoken.control.learned.cost_file import CostFile, CostKeeper, CostKey, S
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.control.learned.experts_read import ExpertsRead
 from foretoken.control.learned.target_step_time import TargetStepTimeModel
+from foretoken.control.usual_machine import usual_machine
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.kernels.build import library_path
@@ -71,10 +72,6 @@ _ONE_PASS = 0.25
 and all drafts come of one pass."""
 _FOREIGN_SHARE = 0.02
 """What a drafter of the user's own is taken to cost, in plain steps; it is not run for a trial."""
-_CPU_BANDWIDTH, _CPU_FLOPS = 8e9, 4e10
-"""Bytes and operations per second of one core: an assumption."""
-_GPU_BANDWIDTH, _GPU_FLOPS = 1e12, 1e14
-"""The same of a whole device: an assumption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,23 +226,13 @@ def _measured(parts: Timed, file: CostFile, most_seconds: float) -> EngineCosts:
 
 def _usual_machine(config: ResolvedConfig, runner: Runner) -> RooflineCost:
     """The roofline of the target on a machine as they usually are."""
-    shape, size = runner.model.shape, DTYPE_BYTES[config.dtype]
-    user, gpu = config.user, config.device.startswith("cuda")
     kept = ModelMemory(
-        shape=shape, quantization=user.quantization, kv_cache_dtype=user.kv_cache_dtype
+        shape=runner.model.shape,
+        quantization=config.user.quantization,
+        kv_cache_dtype=config.user.kv_cache_dtype,
     )
-    threads = torch.get_num_threads()
-    return RooflineCost(
-        weight_bytes=float(kept.weight_bytes(size) - kept.expert_bytes(size)),
-        expert_bytes=float(kept.expert_bytes(size)),
-        expert_share=shape.expert_share(1),
-        experts=0 if shape.experts is None else shape.experts.count,
-        kv_bytes=lambda _: float(kept.kv_per_token(size)),
-        flops=lambda context: float(shape.flops_per_token(round(context))),
-        bandwidth=_GPU_BANDWIDTH if gpu else threads * _CPU_BANDWIDTH,
-        flops_per_s=_GPU_FLOPS if gpu else threads * _CPU_FLOPS,
-        floor_s=1e-5 * shape.num_hidden_layers,
-    )
+    gpu = config.device.startswith("cuda")
+    return usual_machine(kept, DTYPE_BYTES[config.dtype], cores=torch.get_num_threads(), gpu=gpu)
 
 
 @final

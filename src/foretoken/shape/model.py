@@ -430,10 +430,16 @@ class ModelShape:
             window = self.window(layer)
             yield min(context, window or context), self.heads(window)
 
-    def kv_read_bytes(self, context: int, dtype_bytes: int) -> int:
+    def kv_read_bytes(self, context: int, dtype_bytes: int, kv_cache_dtype: str = "auto") -> float:
         """Bytes of keys and values that a step reads for a sequence of `context` tokens."""
-        seen = self._seen(context)
-        return 2 * sum(keys * one.heads * one.size for keys, one in seen) * dtype_bytes
+        return sum(
+            keys
+            * 2
+            * one.heads
+            * one.size
+            * kv_element_bytes(dtype_bytes, kv_cache_dtype, one.size)
+            for keys, one in self._seen(context)
+        )
 
     def attended(self, context: int) -> int:
         """Keys that a token at the end of `context` positions attends to, times the width of all

@@ -24,6 +24,7 @@ from foretoken.lab.plan.predict import (
     COMPUTE_SHARE,
     LoadPrediction,
     PlannedSpeed,
+    StepCosts,
     show_seconds,
 )
 from foretoken.lab.plan.setup import Setup
@@ -101,8 +102,9 @@ _ROWS = (1, 2, 4, 6, 8, 16)
 
 
 def expert_reads(setup: Setup) -> Iterator[dict[str, Any]]:
-    """Of a mixture: what a step of so many rows reads if they choose evenly and apart from each
-    other, and the tokens it has to give before drafts gain anything; of others nothing."""
+    """Of a mixture: what a step of so many rows of one request reads if they choose evenly and
+    apart from each other, and V, the tokens it has to give before drafts gain anything; of others
+    nothing."""
     model, stored = setup.target, setup.quantization
     if not model.num_experts:
         return
@@ -110,13 +112,13 @@ def expert_reads(setup: Setup) -> Iterator[dict[str, Any]]:
     dense = model.dense_params * stored.dense_bytes(model)
     experts = model.expert_params * stored.stored_bytes
     share = [share_read(model.expert_share, rows) for rows in _ROWS]
-    read = [head + dense + one * experts for one in share]
-    for rows, one, count in zip(_ROWS, share, read, strict=True):
+    steps = StepCosts(setup)
+    for rows, one in zip(_ROWS, share, strict=True):
         yield {
             "rows": rows,
             "experts": round(one * model.num_experts, 1),
-            "bytes": round(count),
-            "break_even_tokens": round(count / read[0], 2),
+            "bytes": round(head + dense + one * experts),
+            "break_even_tokens": round(steps.verify(1, rows), 2),
         }
 
 
