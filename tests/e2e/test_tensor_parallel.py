@@ -10,8 +10,12 @@ import pytest
 
 from foretoken import LLM, SamplingParams
 from foretoken.errors import ConfigError, EngineLostError, RankLostError
+from foretoken.layers.gathered import GatheredMixture
+from foretoken.layers.mixture import Mixture
+from foretoken.models.decoder import Decoder
 from foretoken.testing import write_tiny_llama
 from tests.e2e.lossless import PARAMETERS, follower_of
+from tests.golden.families import MIXTURES, write_checkpoint
 from tests.marks import needs_kernels, slow_but
 
 PROMPTS: list[Any] = [{"prompt_token_ids": [1 + n * i % 90 for i in range(n)]} for n in (8, 13, 38)]
@@ -81,6 +85,21 @@ def test_so_are_those_of_rounded_models_with_trees(folder: Path, settings: dict[
     given = {**settings, "speculative_config": TREE, "batch_invariant": True}
     with open_llm(folder, 1, **given) as alone, open_llm(folder, 2, **given) as shared:
         assert tokens(shared) == tokens(alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["qwen3_moe", "gpt_oss", "qwen2_moe", "afmoe"])
+def test_so_are_those_of_mixtures(case: str, tmp_path: Path) -> None:
+    """Each process has a share of every expert; a draft changes who shares them."""
+    kind, changes = MIXTURES[case]
+    write_checkpoint(tmp_path, kind, {**changes, "vocab_size": 128})
+    given = {"dtype": "bfloat16", "speculative_config": SPECULATION["draft model"]}
+    with open_llm(tmp_path, 1, **given) as alone, open_llm(tmp_path, 2, **given) as it:
+        assert tokens(it) == tokens(alone)
+        model = it._engine.parts.runner.model
+        assert isinstance(model, Decoder)
+        mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, Mixture)]
+        assert mixtures and all(isinstance(one.kernel, GatheredMixture) for one in mixtures)
 
 
 @pytest.mark.slow

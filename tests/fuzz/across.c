@@ -43,7 +43,7 @@ static void gate(hashes *sums) {
     const void *x = make_numbers(type, 2 * rows * width, 8.0f);
     void *y = make_numbers(type, rows * width, 1.0f);
     const ft_gate_call call = {.x = x, .y = y, .rows = rows, .width = width, .x_stride = 2 * width,
-                               .y_stride = width, .type = type, .activation = pick(0, 1)};
+                               .y_stride = width, .type = type, .activation = pick(0, 2)};
     ft_gate(&call);
     add(&sums->fused, y, rows * width * (int64_t)item_bytes(type));
 }

@@ -22,7 +22,8 @@ typedef struct {
     const int32_t *pages;
     const int64_t *positions, *slots;
     const void *x, *beside;
-    int64_t layers, num_spans, rows, num_slots;
+    const char *inputs;
+    int64_t layers, num_spans, rows, num_slots, width;
 } problem;
 
 // Run spans [first, first + count) in layers [0, cut) and then the rest; gives the stream.
@@ -47,13 +48,15 @@ static char *run(const problem *p, int64_t first, int64_t count, int32_t cut) {
                                                 .pages = p->pages, .num_spans = (int32_t)count},
                                   .units = all, .num_units = units, .cos = p->cos[k],
                                   .sin = p->sin[k], .query_scale = p->scales[k],
-                                  .width = p->widths[k]};
+                                  .width = p->widths[k], .kv_stride = slot_numbers(p->shapes[k])};
     }
     char *x = make_copy((const char *)p->x + (size_t)begin * row, (size_t)rows * row);
     void *beside = p->beside ? make_copy((const char *)p->beside + (size_t)begin * row, (size_t)rows * row)
                              : NULL;
-    const ft_step step = {.x = x, .beside = beside, .rows = rows, .kv = kv, .kinds = kinds,
-                          .kv_stride = slot_numbers(p->shapes[0]),
+    const size_t given = (size_t)(p->layers * p->width) * item_bytes(d->type);
+    const ft_step step = {.x = x, .beside = beside, .rows = rows, .inputs_stride = p->layers * p->width,
+                          .inputs = make_copy(p->inputs + (size_t)begin * given, (size_t)rows * given),
+                          .kv = kv, .kinds = kinds,
                           .positions = make_copy(p->positions + begin, (size_t)rows * sizeof(int64_t)),
                           .slots = make_copy(p->slots + begin, (size_t)rows * sizeof(int64_t))};
     ft_decoder_run(d, &step, 0, cut);
@@ -65,9 +68,9 @@ static problem make_problem(void) {
     const int type = pick(0, 1), kv_type = pick(0, 2) ? type : FT_INT8, size = pick(1, 20);
     const int beside = !pick(0, 3);
     const int64_t hidden = pick(0, 1) ? 32 * pick(1, 3) : pick(1, 90);
-    problem p = {.layers = pick(1, 4), .num_spans = pick(1, 4)};
-    p.decoder = make_decoder(type, hidden, p.layers, beside);
-    for (int64_t i = 0; i < p.layers; i++) ((ft_layer *)p.decoder->layers)[i].kind = pick(0, KINDS - 1);
+    problem p = {.layers = pick(1, 4), .num_spans = pick(1, 4), .width = pick(0, 1) ? pick(1, 40) : 0};
+    for (int k = 0; k < KINDS; k++) p.shapes[k] = make_shape(type, kv_type, size);
+    p.decoder = make_decoder(p.shapes, KINDS, hidden, p.layers, beside, p.width);
     ft_span *spans = make_bytes((size_t)p.num_spans * sizeof *spans);
     int64_t most = 0;
     for (int64_t i = 0; i < p.num_spans; i++) {
@@ -90,14 +93,14 @@ static problem make_problem(void) {
         }
     }
     for (int k = 0; k < KINDS; k++) {
-        p.shapes[k] = make_shape(p.decoder, kv_type, size);
-        p.widths[k] = 2 * pick(1, p.decoder->head_dim / 2);
+        p.widths[k] = 2 * pick(1, p.shapes[k]->head_dim / 2);
         p.cos[k] = make_numbers(type, most * p.widths[k], 1.0f);
         p.sin[k] = make_numbers(type, most * p.widths[k], 1.0f);
         p.scales[k] = pick(0, 2) ? NULL : make_numbers(type, most, 1.0f);
     }
     p.spans = spans, p.pages = table, p.positions = positions, p.slots = slots;
     p.num_slots = pages * size;
+    p.inputs = make_numbers(type, p.rows * p.layers * p.width, 1.0f);
     p.x = make_numbers(type, p.rows * hidden, 1.0f);
     p.beside = beside ? make_numbers(type, p.rows * hidden, 1.0f) : NULL;
     return p;

@@ -28,14 +28,14 @@ typedef struct {
 
 static void make_model(problem *p, int64_t positions) {
     sizes *s = &p->s;
-    const ft_decoder *d = make_decoder(s->type, s->hidden, s->layers, s->beside);
-    ft_attention_shape *shape = make_shape(d, s->kv_type, pick(1, 20));
+    ft_attention_shape *shape = make_shape(s->type, s->kv_type, pick(1, 20));
+    const ft_decoder *d = make_decoder(&shape, 1, s->hidden, s->layers, s->beside, 0);
     const int64_t slot = slot_numbers(shape);
     const int64_t each = (positions + shape->page_size - 1) / shape->page_size;
     s->pages = each * s->spans;
     s->slots = s->pages * shape->page_size;
     s->kv_bytes = s->slots * slot_bytes(shape);
-    const int width = 2 * pick(1, d->head_dim / 2);
+    const int width = 2 * pick(1, shape->head_dim / 2);
     p->model = (ft_rollout_model){.decoder = d, .shape = shape, .width = width, .kv_stride = slot,
                                   .embedding = make_embedding(s->type, s->vocabulary, s->hidden),
                                   .norm = make_numbers(d->norm_type, s->hidden, 1.0f),

@@ -91,11 +91,12 @@ static void rotary(int type, int64_t rows) {
     char *store = malloc((size_t)((rows + 3) * slot) * stored);
     if (!store) abort();
     void *cos = values(rows * width, type), *sin = values(rows * width, type);
-    void *query = values(size, norm_type), *key = values(size, norm_type);
+    void *query = values(size, norm_type), *key = values(size, norm_type), *value = values(size, norm_type);
     const int normed = draw(0, 1) != 0;
     const ft_rotary_call call = {.qkv = qkv, .kv = store, .cos = cos, .sin = sin,
                                  .query_norm = normed ? query : NULL,
-                                 .key_norm = normed ? key : NULL, .first_slot = 3, .rows = rows,
+                                 .key_norm = normed ? key : NULL, .value_norm = draw(0, 1) ? value : NULL,
+                                 .first_slot = 3, .rows = rows, .turns_first = (int32_t)draw(0, 1),
                                  .qkv_stride = all, .kv_stride = slot, .num_heads = heads,
                                  .num_kv_heads = kv, .head_dim = size, .width = width,
                                  .type = type, .kv_type = rounded ? FT_INT8 : type,
@@ -106,7 +107,7 @@ static void rotary(int type, int64_t rows) {
     if (!rounded) same(to, from, (size_t)slot * item, "rotary");
     for (int h = 0; rounded && h < 2 * kv; h++)
         near(to + h * kept, from + (size_t)(h * size) * item, size, type);
-    free(qkv), free(store), free(cos), free(sin), free(query), free(key);
+    free(qkv), free(store), free(cos), free(sin), free(query), free(key), free(value);
 }
 
 int main(int count, char **arguments) {

@@ -6,8 +6,9 @@ another company of rows, a tie decided by luck, an expert read in another's plac
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from foretoken import LLM
 from foretoken.cli.app import app
 from foretoken.config.memory import ModelMemory
 from foretoken.errors import CheckpointError, UnsupportedModelError
+from foretoken.kernels.library import find_library
 from foretoken.layers.mixture import Mixture, MixtureBeside, Router
 from foretoken.models.checkpoint import Checkpoint
 from foretoken.models.decoder import Decoder
@@ -73,7 +75,9 @@ def test_logits_agree(case: str, tmp_path: Path) -> None:
     assert shape.is_own
     stored = sum(one.numel() for one in model.state_dict().values())
     assert shape.parameter_count() == stored - tied(model)
-    assert_all_cuts_agree(open_runner(tmp_path), model, case, (LENGTH if case in BAR else 40, 9))
+    runner = open_runner(tmp_path)
+    assert find_library() is None or decoder(runner).compiled is not None, "one call"
+    assert_all_cuts_agree(runner, model, case, (LENGTH if case in BAR else 40, 9))
 
 
 def tied(model: Any) -> int:
@@ -88,58 +92,44 @@ def test_greedy_tokens_agree(case: str, tmp_path: Path) -> None:
     assert_greedy_agrees(tmp_path, model)
 
 
-def routing_of(runner: Runner, change: Callable[[Routing], Routing]) -> None:
-    """Change what the routers of a model do."""
-    for layer in decoder(runner).layers:
-        if isinstance(layer.mlp, Mixture):
-            router = layer.mlp.router
-            changed = replace(router, routing=change(router.routing))
-            object.__setattr__(layer.mlp, "router", changed)
-
-
 def decoder(runner: Runner) -> Decoder:
     assert isinstance(runner.model, Decoder)
     return runner.model
 
 
-def on_mixtures(**changes: Any) -> Callable[[Runner], None]:
-    def change(runner: Runner) -> None:
-        for layer in decoder(runner).layers:
-            if isinstance(layer.mlp, Mixture):
-                for name, value in changes.items():
-                    object.__setattr__(layer.mlp, name, value)
-
-    return change
-
-
-def on_attention(**changes: Any) -> Callable[[Runner], None]:
-    def change(runner: Runner) -> None:
-        for layer in decoder(runner).layers:
-            for name, value in changes.items():
-                object.__setattr__(layer.attention, name, value)
-
-    return change
-
-
-def without_bias(runner: Runner) -> None:
+def mixtures(runner: Runner) -> Iterator[Mixture]:
     for layer in decoder(runner).layers:
-        if isinstance(layer.mlp, Mixture):
-            object.__setattr__(layer.mlp.router, "choice_bias_E", None)
+        found = layer.mlp.mixture if isinstance(layer.mlp, MixtureBeside) else layer.mlp
+        if isinstance(found, Mixture):
+            yield found
 
 
-def without_scales(runner: Runner) -> None:
-    for layer in decoder(runner).layers:
-        if isinstance(layer.mlp, MixtureBeside):
-            object.__setattr__(layer.mlp.mixture.router, "scale_E", None)
+def changing(
+    parts: Callable[[Runner], Iterable[object]], **changes: Any
+) -> Callable[[Runner], None]:
+    """Parts of a model that are something else."""
 
-
-def on_layers(**changes: Any) -> Callable[[Runner], None]:
     def change(runner: Runner) -> None:
-        for layer in decoder(runner).layers:
+        for part in parts(runner):
             for name, value in changes.items():
-                object.__setattr__(layer, name, value)
+                object.__setattr__(part, name, value)
 
     return change
+
+
+def routing_of(runner: Runner, change: Callable[[Routing], Routing]) -> None:
+    """Change what the routers of a model do."""
+    for one in mixtures(runner):
+        routing = change(one.router.routing)
+        object.__setattr__(one, "router", replace(one.router, routing=routing))
+
+
+on_mixtures = partial(changing, mixtures)
+on_routers = partial(changing, lambda runner: (one.router for one in mixtures(runner)))
+on_layers = partial(changing, lambda runner: decoder(runner).layers)
+on_attention = partial(
+    changing, lambda runner: (layer.attention for layer in decoder(runner).layers)
+)
 
 
 MUTATIONS: dict[str, tuple[str, Callable[[Runner], None]]] = {
@@ -147,12 +137,12 @@ MUTATIONS: dict[str, tuple[str, Callable[[Runner], None]]] = {
     "groups": ("glm4_moe", lambda r: routing_of(r, lambda one: replace(one, groups=1))),
     "scale": ("glm4_moe", lambda r: routing_of(r, lambda one: replace(one, scale=1.0))),
     "score": ("dots1", lambda r: routing_of(r, lambda one: replace(one, score="softmax"))),
-    "choice bias": ("minimax_m2", without_bias),
+    "choice bias": ("minimax_m2", on_routers(choice_bias_E=None)),
     "shared expert": ("granitemoeshared", on_mixtures(shared=None)),
     "its gate": ("qwen2_moe", on_mixtures(shared_gate=None)),
     "sinks": ("gpt_oss", on_attention(sinks_H=torch.full((4,), -1e30))),
     "output gate": ("afmoe", on_attention(gate=None)),
-    "scales of experts": ("gemma4 experts, keys as values", without_scales),
+    "scales of experts": ("gemma4 experts, keys as values", on_routers(scale_E=None)),
     "scales of layers": ("gemma4 layers that share", on_layers(scale=None)),
     "inputs of layers": ("gemma4 layers that share", on_layers(input=None)),
 }
@@ -170,6 +160,32 @@ def test_a_term_that_is_dropped_is_seen(what: str, tmp_path: Path) -> None:
     drop(runner)
     found = forward(runner, [(ids, 0, 30, list(range(8)))])
     assert (found - want).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("case", "terms"),
+    [
+        ("afmoe", {"gate": None}),
+        ("hunyuan_v1_moe", {"turns_first": 0}),
+        (
+            "gemma4 experts, keys as values",
+            {"value_norm": None, "scale": 1.0, "experts": None, "gate_up": None},
+        ),
+    ],
+)
+def test_so_is_one_that_c_drops(case: str, terms: dict[str, Any], tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path, *MIXTURES[case])
+    runner, ids = open_runner(tmp_path), [7 * i % VOCAB for i in range(30)]
+    want = expected_logits(model, ids)
+    for name, none in terms.items():
+        compiled = decoder(open_runner(tmp_path)).compiled
+        if compiled is None:
+            pytest.skip("no compiled kernels")
+        for layer in compiled._bound:
+            setattr(layer, name, none)
+        runner.model = replace(decoder(runner), compiled=compiled)
+        found = forward(runner, [(ids, 0, 30, list(range(8)))])
+        assert (found - want).abs().max() > 1e-2, name
 
 
 # A row's bits.

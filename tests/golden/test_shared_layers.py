@@ -206,13 +206,16 @@ KINDS = [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, torch.i
 
 
 @pytest.mark.parametrize(("dtype", "kv_store_dtype"), KINDS, ids=str)
-@pytest.mark.parametrize("case", OWN)
+@pytest.mark.parametrize(
+    "case",
+    [*OWN, "afmoe", "hunyuan_v1_moe", *(case for case in MIXTURES if "gemma4 " in case)],
+)
 def test_bits_are_those_of_the_parts(
     case: str, dtype: torch.dtype, kv_store_dtype: torch.dtype | None, tmp_path: Path
 ) -> None:
     if find_library() is None:
         pytest.skip("no kernels here")
-    write_checkpoint(tmp_path, *OWN[case])
+    write_checkpoint(tmp_path, *{**OWN, **MIXTURES}[case])
     runner = open_runner(tmp_path, dtype=dtype, batch_invariant=True, kv_store_dtype=kv_store_dtype)
     model, store = runner.model, runner.store
     assert isinstance(model, Decoder) and model.compiled is not None

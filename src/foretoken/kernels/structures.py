@@ -95,9 +95,9 @@ class FtRotaryCall(ctypes.Structure):
     """Rotary positions of fused rows, and where keys and values go (rows.h)."""
 
     _fields_ = [
-        *_fields(_PTR, "qkv kv cos sin positions slots query_norm key_norm"),
+        *_fields(_PTR, "qkv kv cos sin positions slots query_norm key_norm value_norm"),
         *_fields(_I64, "first_slot rows qkv_stride kv_stride"),
-        *_fields(_I32, "num_heads num_kv_heads head_dim width type kv_type norm_type"),
+        *_fields(_I32, "num_heads num_kv_heads head_dim width type kv_type norm_type turns_first"),
         ("eps", _F32),
     ]
 
@@ -145,10 +145,10 @@ class FtExperts(ctypes.Structure):
     """A mixture of experts and its router (experts.h)."""
 
     _fields_ = [
-        *_fields(_PTR, "router router_bias choice_bias"),
+        *_fields(_PTR, "router router_bias choice_bias weight_scale"),
         *_fields(_PTR, "gate_up down shared_gate_up shared_down"),
         *_fields(_I64, "hidden inner shared_inner"),
-        *_fields(_I32, "experts chosen score weights groups open_groups group_best shared_gated"),
+        *_fields(_I32, "experts chosen score weights groups open_groups shared_gated"),
         *_fields(_I32, "activation shared_activation type rounds_router"),
         *_fields(_F32, "floor added scale softcap limit alpha"),
     ]
@@ -157,17 +157,25 @@ class FtExperts(ctypes.Structure):
 class FtExpertsRows(ctypes.Structure):
     """The rows that go through a mixture of experts (experts.h)."""
 
-    _fields_ = [*_fields(_PTR, "x y residual"), ("rows", _I64), *_fields(_PTR, "choices distinct")]
+    _fields_ = [
+        *_fields(_PTR, "x by y residual"),
+        ("rows", _I64),
+        *_fields(_PTR, "distinct routes gated shared"),
+        ("half", _I32),
+    ]
 
 
 class FtLayer(ctypes.Structure):
     """The matrices and norms of a decoder layer (decoder.h)."""
 
     _fields_ = [
-        *_fields(_PTR, "qkv out gate_up down experts sinks"),
+        *_fields(_PTR, "qkv out gate gate_up down experts sinks"),
         *_fields(_PTR, "attention_norm mlp_norm after_attention after_mlp"),
-        *_fields(_PTR, "query_norm key_norm beside_norm"),
-        *_fields(_I64, "from_norm whole_norms kind"),
+        *_fields(_PTR, "after_plain experts_norm after_experts router_norm"),
+        *_fields(_PTR, "query_norm key_norm value_norm beside_norm"),
+        *_fields(_I64, "from_norm whole_norms turns_first keeps kind"),
+        *_fields(_PTR, "input_gate input_back input_norm"),
+        ("scale", _F32),
     ]
 
 
@@ -176,8 +184,8 @@ class FtDecoder(ctypes.Structure):
 
     _fields_ = [
         ("layers", _PTR),
-        *_fields(_I64, "hidden inner"),
-        *_fields(_I32, "num_heads num_kv_heads head_dim type norm_type activation"),
+        ("hidden", _I64),
+        *_fields(_I32, "type norm_type activation"),
         *_fields(_F32, "eps branch_scale"),
     ]
 
@@ -190,7 +198,7 @@ class FtStepKind(ctypes.Structure):
         ("units", _PTR),
         ("num_units", _I64),
         *_fields(_PTR, "cos sin query_scale"),
-        ("width", _I64),
+        *_fields(_I64, "width kv_stride"),
     ]
 
 
@@ -200,9 +208,9 @@ class FtStep(ctypes.Structure):
     _fields_ = [
         *_fields(_PTR, "x positions slots"),
         *_fields(_I64, "first_slot rows"),
-        ("kv", _PTR),
-        ("kv_stride", _I64),
-        *_fields(_PTR, "kinds beside kept"),
+        *_fields(_PTR, "kv kinds beside inputs"),
+        ("inputs_stride", _I64),
+        ("kept", _PTR),
         ("kept_stride", _I64),
         ("distinct", _PTR),
     ]

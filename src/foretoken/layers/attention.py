@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from foretoken.backend import backend_for
 from foretoken.kv.store import write
+from foretoken.layers.mlp import gate
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import Rotation, rotate
 from foretoken.ops.activation import sigmoid
@@ -13,7 +15,7 @@ from foretoken.ops.attention import Geometry
 from foretoken.ops.attention.base import Attend
 from foretoken.ops.linear import Linear
 from foretoken.ops.quantize_kv import quantize_kv
-from foretoken.ops.row_operations import Turn
+from foretoken.ops.row_operations import Turn, TurnNorms
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class HeadNorms:
 
     @property
     def is_usual(self) -> bool:
-        """Whether kernels norm heads as they turn them."""
+        """Whether a GPU's kernels norm heads as they turn them."""
         return not self.after_turning and self.value is None
 
 
@@ -56,18 +58,21 @@ class AttentionBlock:
     """float32, heads as attention has them (gpt-oss); None: it has none."""
     gate: Linear | None = None
     """[T, D] -> [T, H * h]: its sigmoid multiplies what attention gives (AFMoE)."""
+    keeps: bool = True
+    """Whether it makes keys and values; else it reads those of a layer before (Gemma 4), and `qkv`
+    has queries alone."""
 
     def __call__(
         self, x_TD: Tensor, residual_TD: Tensor | None, layer_SKh: Tensor, step: StepState
     ) -> Tensor:
         """attention(x), plus the residual if there is one, over this layer's part of the store."""
-        heads, kv = self.geometry.num_heads, self.geometry.num_kv_heads
+        heads, kv = self.geometry.num_heads, self._num_kv_heads
         qkv_TA = self.qkv(x_TD)
         if self.norms is not None and self.norms.whole:
             self._norm_whole(qkv_TA, self.norms)
         qkv_TAh = qkv_TA.view(x_TD.shape[0], heads + 2 * kv, self.geometry.head_dim)
         kernels = backend_for(qkv_TA.device).rows(qkv_TA)
-        if kernels is not None and (self.norms is None or self.norms.is_usual):
+        if kernels is not None:
             kernels.turn_and_write(qkv_TA, layer_SKh, self.turn(step))
             if step.rotation.query_scale is not None:
                 qkv_TAh[:, :heads] *= step.rotation.query_scale
@@ -83,15 +88,20 @@ class AttentionBlock:
             qkv_TAh[:, heads + kv :] = _by_head(each.value, qkv_TAh[:, heads + kv :])
         if step.rotation.query_scale is not None:
             rotated[:, :heads] *= step.rotation.query_scale
-        qkv_TAh[:, heads : heads + kv] = rotated[:, heads:]
-        write(layer_SKh, step.slots_T, quantize_kv(qkv_TAh[:, heads:], layer_SKh.dtype))
+        if self.keeps:
+            qkv_TAh[:, heads : heads + kv] = rotated[:, heads:]
+            write(layer_SKh, step.slots_T, quantize_kv(qkv_TAh[:, heads:], layer_SKh.dtype))
         return self._attended(rotated[:, :heads], layer_SKh, step, x_TD, residual_TD)
 
     @property
     def kernels_know(self) -> bool:
-        """Whether compiled layers compute all of it."""
+        """Whether a GPU's kernels compute all of it."""
         usual = self.norms is None or self.norms.is_usual
-        return usual and self.gate is None
+        return usual and self.gate is None and self.keeps
+
+    @property
+    def _num_kv_heads(self) -> int:
+        return self.geometry.num_kv_heads if self.keeps else 0
 
     def _attended(
         self,
@@ -103,18 +113,24 @@ class AttentionBlock:
     ) -> Tensor:
         heads_TA = step.attend(q_THh, layer_SKh, self.sinks_H)
         if self.gate is not None:
-            heads_TA = (heads_TA.float() * sigmoid(self.gate(x_TD).float())).to(heads_TA.dtype)
+            heads_TA = gate(torch.cat([self.gate(x_TD), heads_TA], dim=1), sigmoid)
         return self.out(heads_TA, residual_TD)
 
     def turn(self, step: StepState) -> Turn:
-        """The step's rotation and slots as the compiled kernel takes them; norms are usual."""
+        """The step's rotation and slots as the compiled kernel takes them."""
         norms = None
         if self.norms is not None and not self.norms.whole:
-            query, key = self.norms.query, self.norms.key
-            norms = query.weight_D, key.weight_D, query.eps
+            query, value = self.norms.query, self.norms.value
+            norms = TurnNorms(
+                query.weight_D,
+                self.norms.key.weight_D,
+                None if value is None else value.weight_D,
+                query.eps,
+                self.norms.after_turning,
+            )
         return Turn(
             num_heads=self.geometry.num_heads,
-            num_kv_heads=self.geometry.num_kv_heads,
+            num_kv_heads=self._num_kv_heads,
             cos_TW=step.rotation.cos,
             sin_TW=step.rotation.sin,
             slots_T=step.slots_T,
@@ -137,26 +153,6 @@ class AttentionBlock:
         result[:, :heads] = _by_head(norms.query, qk_TAh[:, :heads])
         result[:, heads:] = _by_head(norms.key, qk_TAh[:, heads:])
         return result
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadingAttention:
-    """x [T, D] -> [T, D], over the keys and values of a layer before (Gemma 4)."""
-
-    query: Linear
-    out: Linear
-    geometry: Geometry
-    norm: RMSNorm | None
-
-    def __call__(
-        self, x_TD: Tensor, residual_TD: Tensor | None, layer_SKh: Tensor, step: StepState
-    ) -> Tensor:
-        """attention(x), plus the residual if there is one, over that layer's part of the store."""
-        heads, size = self.geometry.num_heads, self.geometry.head_dim
-        q_THh = self.query(x_TD).view(-1, heads, size)
-        if self.norm is not None:
-            q_THh = _by_head(self.norm, q_THh)
-        return self.out(step.attend(rotate(q_THh, step.rotation), layer_SKh), residual_TD)
 
 
 def _by_head(norm: RMSNorm, x_THh: Tensor) -> Tensor:

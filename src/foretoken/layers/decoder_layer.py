@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from foretoken.layers.attention import AttentionBlock, ReadingAttention, StepState
+from foretoken.layers.attention import AttentionBlock, StepState
 from foretoken.layers.layer_inputs import LayerInput
 from foretoken.layers.mixture import Mixture, MixtureBeside
 from foretoken.layers.mlp import GatedMLP
@@ -32,7 +32,7 @@ class Layer:
     """Which of the model's kinds of layers it is."""
     attention_norm: RMSNorm | None
     """None: attention reads the stream itself; so does the MLP below."""
-    attention: AttentionBlock | ReadingAttention
+    attention: AttentionBlock
     mlp_norm: RMSNorm | None
     mlp: GatedMLP | Mixture | MixtureBeside
     after_attention: RMSNorm | Scaled | None = None

@@ -1,4 +1,4 @@
-"""A linear layer whose outputs are shared out among the ranks of a group.
+"""Linear layers, and mixtures of experts, whose outputs are shared out among the ranks of a group.
 
 Every output is one sum, in the order of its inputs, on one rank; what ranks exchange are finished
 numbers. So the bits are those of one rank, for any number of ranks (docs/serving.md).
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from foretoken.distributed import Group
 from foretoken.ops.linear import Linear
+from foretoken.ops.mixture_kernel import ExpertCounter, MixtureKernel
 
 
 @final
@@ -49,6 +50,11 @@ class GatheredLinear(Linear):
         return torch.cat(parts, 2).flatten(1)
 
     @property
+    def own(self) -> Linear:
+        """This rank's part."""
+        return self._own
+
+    @property
     def kept(self) -> str:
         """As its own part does."""
         return self._own.kept
@@ -57,3 +63,33 @@ class GatheredLinear(Linear):
     def fixed_bits(self) -> int:
         """As its own part."""
         return self._own.fixed_bits
+
+
+@final
+class GatheredMixture:
+    """A mixture whose matrices are shared out among ranks, all of which must call it."""
+
+    def __init__(self, group: Group, own: MixtureKernel, outputs: range) -> None:
+        """Share a mixture out.
+
+        Args:
+            group: the ranks.
+            own: of this rank's outputs.
+            outputs: which of the stream those are.
+        """
+        self._group, self._own, self._outputs = group, own, outputs
+
+    def __call__(
+        self,
+        x_TD: Tensor,
+        residual_TD: Tensor | None,
+        *,
+        by_TD: Tensor | None = None,
+        counter: ExpertCounter | None = None,
+    ) -> Tensor:
+        """As `MixtureKernel`: gather what is gated, then the results."""
+        routes, *own = self._own.gate(x_TD, by_TD, counter)
+        gated, shared = (self._group.all_gather(one, 1) if one.shape[1] else one for one in own)
+        if residual_TD is not None:
+            residual_TD = residual_TD[:, self._outputs.start : self._outputs.stop]
+        return self._group.all_gather(self._own.finish(routes, gated, shared, residual_TD), 1)

@@ -4,9 +4,11 @@ projection of the token's embedding."""
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from foretoken.layers.embedding import Embedding
+from foretoken.layers.mlp import gate
 from foretoken.layers.norm import RMSNorm
 from foretoken.ops.activation import Activation
 from foretoken.ops.linear import Linear
@@ -46,4 +48,5 @@ class LayerInput:
 
     def __call__(self, x_TD: Tensor, input_TP: Tensor) -> Tensor:
         """The stream after it."""
-        return self.norm(self.projection(self.activate(self.gate(x_TD)) * input_TP), x_TD)
+        both = torch.cat([self.gate(x_TD), input_TP], dim=1)
+        return self.norm(self.projection(gate(both, self.activate)), x_TD)

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from foretoken.layers.gathered import GatheredMixture
 from foretoken.layers.mlp import GatedMLP, gate
 from foretoken.layers.norm import RMSNorm
 from foretoken.ops.activation import ACTIVATIONS, clamped_swish, sigmoid, squared_relu
@@ -34,15 +35,12 @@ class Router:
     routing: Routing
     choice_bias_E: Tensor | None = None
     """float32."""
-    norm: RMSNorm | None = None
-    """Of the rows before."""
     scale_E: Tensor | None = None
     """float32: what the weight of each expert is multiplied by at last."""
 
     def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Weights, float32 [T, K], and experts, int64 [T, K]: heaviest first, then by number."""
         routing = self.routing
-        x_TD = x_TD if self.norm is None else self.norm(x_TD)
         product_TE = self.linear(x_TD.float() if routing.wide else x_TD).float()
         return route(product_TE, self.used, routing, self.choice_bias_E, self.scale_E)
 
@@ -67,20 +65,19 @@ class Mixture:
     """An MLP of all rows."""
     shared_gate: Linear | None = None
     """[T, D] -> [T, 1]: its sigmoid multiplies the shared expert."""
-    kernel: MixtureKernel | None = None
+    kernel: MixtureKernel | GatheredMixture | None = None
     """All of it as one call; None: some part has no kernel."""
     counter: ExpertCounter | None = None
     """Is told how many experts were read."""
 
-    def __call__(self, x_TD: Tensor, residual_TD: Tensor | None) -> Tensor:
-        """mixture(x), plus the residual if there is one."""
+    def __call__(
+        self, x_TD: Tensor, residual_TD: Tensor | None, by_TD: Tensor | None = None
+    ) -> Tensor:
+        """mixture(x), plus the residual if there is one; `by_TD`: what the router reads in place of
+        x."""
         if self.kernel is not None:
-            return self.kernel(x_TD, residual_TD, counter=self.counter)
-        return self.routed(x_TD, x_TD, residual_TD)
-
-    def routed(self, x_TD: Tensor, by_TD: Tensor, residual_TD: Tensor | None) -> Tensor:
-        """The same where the router reads other rows, `by_TD`."""
-        weights_TK, chosen_TK = self.router(by_TD)
+            return self.kernel(x_TD, residual_TD, by_TD=by_TD, counter=self.counter)
+        weights_TK, chosen_TK = self.router(x_TD if by_TD is None else by_TD)
         each_TKD = self._each(x_TD, chosen_TK)
         total_TD = each_TKD[:, 0] * weights_TK[:, :1]
         for slot in range(1, chosen_TK.shape[1]):
@@ -114,13 +111,14 @@ class Mixture:
 class MixtureBeside:
     """A plain MLP and a mixture beside it, each between norms of its own (Gemma 4).
 
-    It reads the stream itself, so does the router.
+    It reads the stream itself; the router reads that under a third norm.
     """
 
     mlp: GatedMLP
     mlp_norm: RMSNorm
     after_mlp: RMSNorm
     mixture: Mixture
+    router_norm: RMSNorm
     mixture_norm: RMSNorm
     after_mixture: RMSNorm
 
@@ -128,8 +126,8 @@ class MixtureBeside:
         """Both, added."""
         assert residual_TD is None, "a norm comes before the sum with the stream"
         plain_TD = self.after_mlp(self.mlp(self.mlp_norm(x_TD), None))
-        mixed_TD = self.mixture.routed(self.mixture_norm(x_TD), x_TD, None)
-        return plain_TD + self.after_mixture(mixed_TD)
+        mixed_TD = self.mixture(self.mixture_norm(x_TD), None, self.router_norm(x_TD))
+        return self.after_mixture(mixed_TD, plain_TD)
 
 
 def inner_activation(experts: Experts) -> Callable[[Tensor], Tensor]:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from foretoken.backend import Backend, LinearSpec
 from foretoken.kernels.linear import TYPES, Packed
-from foretoken.layers.attention import AttentionBlock, HeadNorms, ReadingAttention
+from foretoken.layers.attention import AttentionBlock, HeadNorms
 from foretoken.layers.decoder_layer import Layer, LayerKind, Scaled
 from foretoken.layers.embedding import Embedding
-from foretoken.layers.gathered import GatheredLinear
+from foretoken.layers.gathered import GatheredLinear, GatheredMixture
 from foretoken.layers.layer_inputs import LayerInput, LayerInputs
 from foretoken.layers.mixture import Expert, Mixture, MixtureBeside, Router, inner_activation
 from foretoken.layers.mlp import GatedMLP
@@ -36,7 +36,7 @@ from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry
 from foretoken.ops.linear import KernelLinear, Linear, RowProbe
 from foretoken.ops.linear.gpu import GpuLinear
-from foretoken.ops.mixture_kernel import ExpertCounter, find_kernel
+from foretoken.ops.mixture_kernel import ExpertCounter, MixtureKernel, MixtureParts, find_kernel
 from foretoken.quant import Weights, join
 from foretoken.quant.arrange import (
     change_columns,
@@ -252,7 +252,7 @@ class Builder:
         both = source.take(f"{name}.bias", (sum(sizes),)).split(sizes)
         return [Part(*pair) for pair in zip(weights, both, strict=True)]
 
-    def attention(self, prefix: str, layer: int) -> AttentionBlock | ReadingAttention:
+    def attention(self, prefix: str, layer: int) -> AttentionBlock:
         """q, k, v as one matrix, o, and per-head norms where the family has them."""
         shape, heads = self.shape, self._heads_of(self.shape.window(layer))
         size, kv_size = heads.size, heads.total_keys * heads.size
@@ -303,7 +303,7 @@ class Builder:
             copies_of(heads.total_keys, self.options.share.size),
         )
 
-    def _reading(self, prefix: str, geometry: Geometry) -> ReadingAttention:
+    def _reading(self, prefix: str, geometry: Geometry) -> AttentionBlock:
         """That of a layer that reads the keys and values of another one."""
         shape, heads = self.shape, self._heads_of(geometry.window)
         for unused in ("k_proj", "v_proj", "k_norm", "v_norm"):
@@ -311,11 +311,13 @@ class Builder:
         sizes = {"q": shape.num_attention_heads * heads.size}
         [q] = self.parts(prefix, sizes, bias=shape.qkv_bias)
         bias_N = None if q.bias is None else heads.reordered(q.bias)
-        return ReadingAttention(
-            query=self.linear([change_rows(q.weight, heads.reordered)], bias_N),
+        norm = self.norm(f"{prefix}.q_norm", heads.size) if shape.head_norms else None
+        return AttentionBlock(
+            qkv=self.linear([change_rows(q.weight, heads.reordered)], bias_N),
             out=self._out(prefix, heads),
             geometry=geometry,
-            norm=self.norm(f"{prefix}.q_norm", heads.size) if shape.head_norms else None,
+            norms=None if norm is None else HeadNorms(norm, norm),
+            keeps=False,
         )
 
     def _head_norms(self, prefix: str, heads: OwnHeads) -> HeadNorms | None:
@@ -426,7 +428,6 @@ class Builder:
             used=experts.used,
             routing=routing,
             choice_bias_E=bias_E,
-            norm=self._router_norm(name) if routing.normed else None,
             scale_E=scale_E,
         )
         shared, shared_gate = None, None
@@ -447,6 +448,15 @@ class Builder:
             )
             for number in range(experts.count)
         ]
+        parts = MixtureParts(
+            router=router.linear,
+            choice_bias_E=bias_E,
+            scale_E=scale_E,
+            pairs=[(up, _own(down)) for up, down in pairs],
+            shared=None if shared is None else (shared.gate_up, _own(shared.down), shared.activate),
+            shared_gate=shared_gate,
+        )
+        kernel = find_kernel(experts, parts)
         self.experts_read.layers += 1
         return Mixture(
             router=router,
@@ -455,15 +465,15 @@ class Builder:
             activate=inner_activation(experts),
             shared=shared,
             shared_gate=shared_gate,
-            kernel=find_kernel(
-                experts,
-                router=router.linear,
-                choice_bias_E=bias_E,
-                pairs=pairs,
-                shared=None if shared is None else (shared.gate_up, shared.down, shared.activate),
-                shared_gate=shared_gate,
-            ),
+            kernel=None if kernel is None else self._gathered_mixture(kernel),
         )
+
+    def _gathered_mixture(self, own: MixtureKernel) -> MixtureKernel | GatheredMixture:
+        """A mixture of which `own` has this rank's part."""
+        group, share = self.options.group, self.options.share
+        if group is None or share.size == 1:
+            return own
+        return GatheredMixture(group, own, share.of(self.shape.hidden_size))
 
     def layer(self, index: int, kind: int) -> Layer:
         """One decoder layer."""
@@ -516,6 +526,7 @@ class Builder:
             mlp_norm=self.norm(pre, width),
             after_mlp=self.norm(f"{post}_1", width),
             mixture=self.mixture(f"{prefix}.mlp", experts),
+            router_norm=self._router_norm(f"{prefix}.mlp.gate"),
             mixture_norm=self.norm(f"{pre}_2", width),
             after_mixture=self.norm(f"{post}_2", width),
         )
@@ -602,7 +613,8 @@ class Builder:
         scale = shape.embedding_scale
         stages = self._stages()
         top, whole = (None, None) if own.start else self._heads(head)
-        compiled = compile_layers(layers, kinds)
+        stores = [shape.kv_layer(layer) - own.start for layer in own]
+        compiled = compile_layers(layers, kinds, stores)
         rollout = None
         if top is not None and stages is None and scale == 1.0:
             parts = RolloutParts(embedding=embedding, norm=norm, head=top)
@@ -711,3 +723,8 @@ class Builder:
         logger.info("%s: matrices are kept %s", stored.describe(), counts)
         if stored.rounds_activations and self.options.x_bits != 8:
             logger.warning("%s: activations are not rounded to 8 bits here", stored.describe())
+
+
+def _own(linear: Linear) -> Linear:
+    """What of it is on this rank."""
+    return linear.own if isinstance(linear, GatheredLinear) else linear

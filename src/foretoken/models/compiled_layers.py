@@ -6,7 +6,8 @@ compares them. Owns the layers' pointers; the tensors belong to the layers, whic
 """
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any, final
 
 from torch import Tensor
@@ -15,16 +16,16 @@ from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import FtDecoder, FtLayer, FtStep, FtStepKind
 from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
-from foretoken.layers.attention import AttentionBlock
 from foretoken.layers.decoder_layer import Layer, LayerKind, Scaled
 from foretoken.layers.mixture import Mixture, MixtureBeside
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
 from foretoken.models.tensors import ModelInput, SpanLayout
-from foretoken.ops.activation import COMPILED
+from foretoken.ops.activation import COMPILED, Activation
 from foretoken.ops.attention.native import AttentionPlan, NativeAttention
 from foretoken.ops.linear import KernelLinear, Linear
+from foretoken.ops.mixture_kernel import MixtureKernel
 
 _I32, _PTR = ctypes.c_int32, ctypes.c_void_p
 
@@ -33,32 +34,31 @@ _I32, _PTR = ctypes.c_int32, ctypes.c_void_p
 class CompiledLayers:
     """Layers bound to C. `compile_layers` makes it, where every part has its kernel."""
 
-    def __init__(self, layers: Sequence[Layer], kinds: Sequence[LayerKind]) -> None:
-        self._layers, self._kinds = tuple(layers), tuple(kinds)
+    def __init__(
+        self, layers: Sequence[Layer], kinds: Sequence[LayerKind], stores: Sequence[int]
+    ) -> None:
+        self._layers, self._kinds, self._of_store = tuple(layers), tuple(kinds), tuple(stores)
         self.library = _attention(kinds[0]).library
         self._run = self.library.function("ft_decoder_run", (_PTR, _PTR, _I32, _I32))
         self._bound = (FtLayer * len(layers))(*map(_bind, layers))
-        first, plain = layers[0], _plain(layers)
-        geometry, norm = first.attention.geometry, next(_norms(first))
+        first, activations = layers[0], set[Activation]().union(*map(_activations, layers))
+        geometry, norm = first.attention.geometry, next(iter(_norms(first).values()))
         self.kv_heads = geometry.kv_heads
-        out = _usual(first).out
+        out = first.attention.out
         assert isinstance(out, KernelLinear)
         self._decoder = FtDecoder(
             layers=ctypes.addressof(self._bound),
             hidden=out.columns,
-            inner=_inner(plain[0]) if plain else 0,
-            num_heads=geometry.num_heads,
-            num_kv_heads=geometry.num_kv_heads,
-            head_dim=geometry.head_dim,
             type=TYPES[geometry.dtype],
             norm_type=TYPES[norm.weight_D.dtype],
-            activation=COMPILED[plain[0].activate] if plain else 0,
+            activation=max((COMPILED[one] for one in activations), default=0),
             eps=norm.eps,
             branch_scale=_branch_scale(first),
         )
         self._store: KVStore | None = None
         self._stores = (_PTR * len(layers))()
-        mixtures = (layer.mlp for layer in layers if isinstance(layer.mlp, Mixture))
+        self._strides = [0] * len(kinds)
+        mixtures = filter(None, map(_mixture, layers))
         self._counter = next((mixture.counter for mixture in mixtures), None)
         self._features: FeatureStore | None = None
         self._kept = (_PTR * len(layers))()
@@ -69,7 +69,7 @@ class CompiledLayers:
         inputs: ModelInput,
         store: KVStore,
         features: FeatureStore | None = None,
-        beside_TD: Tensor | None = None,
+        beside: Tensor | None = None,
         layers: range | None = None,
     ) -> None:
         """Turn the embedded tokens into the residual stream after the last layer, in place.
@@ -79,7 +79,8 @@ class CompiledLayers:
             inputs: where they stand.
             store: keys and values; those of the tokens are written to it.
             features: where the hidden states that a drafter reads are kept, if any.
-            beside_TD: what layers with a `beside_norm` take beside the stream.
+            beside: what layers take beside the stream: with a `beside_norm` [T, D], with an `input`
+                [T, L, P].
             layers: neighbours among them that are to be run alone; None: all.
         """
         assert x_TD.is_contiguous() and inputs.positions_T.is_contiguous(), x_TD.stride()
@@ -87,9 +88,12 @@ class CompiledLayers:
         step = plan.step
         step.x, step.positions = x_TD.data_ptr(), inputs.positions_T.data_ptr()
         assert step.rows == x_TD.shape[0], (step.rows, x_TD.shape[0])
-        if beside_TD is not None:
-            assert beside_TD.shape == x_TD.shape and beside_TD.is_contiguous(), beside_TD.shape
-            step.beside = beside_TD.data_ptr()
+        if beside is not None:
+            assert len(beside) == step.rows and beside.is_contiguous(), beside.shape
+            if beside.ndim == 2:
+                step.beside = beside.data_ptr()
+            else:
+                step.inputs, step.inputs_stride = beside.data_ptr(), beside.stride(0)
         if isinstance(inputs.slots_T, Tensor):
             step.slots = inputs.slots_T.data_ptr()
         else:
@@ -107,16 +111,17 @@ class CompiledLayers:
         spans = [layout.window for layout in layouts]
         plans = [_attention(kind).layout(spans) for kind in self._kinds]
         kinds = (FtStepKind * len(plans))()
-        for made, kind, plan in zip(kinds, self._kinds, plans, strict=True):
+        stores = self.stores_of(store)
+        each = zip(kinds, self._kinds, plans, self._strides, strict=True)
+        for made, kind, plan, stride in each:
             made.attention, made.units, made.num_units = plan.call, plan.units, plan.num_units
             made.cos, made.sin = kind.rotary.cos.data_ptr(), kind.rotary.sin.data_ptr()
-            made.width = kind.rotary.cos.shape[-1]
+            made.width, made.kv_stride = kind.rotary.cos.shape[-1], stride
             if kind.rotary.query_scale is not None:
                 made.query_scale = kind.rotary.query_scale.data_ptr()
         step = FtStep(
             rows=sum(span.num_tokens for span in spans),
-            kv=self.stores_of(store),
-            kv_stride=store.layers[0].stride(0),
+            kv=stores,
             kinds=ctypes.addressof(kinds),
         )
         return RowsPlan(step, plans, kinds)
@@ -127,7 +132,10 @@ class CompiledLayers:
         if store is not self._store:
             assert store.kv_heads == self.kv_heads, (store.kv_heads, self.kv_heads)
             self._store = store
-            self._stores[:] = [layer.data_ptr() for layer in store.layers]
+            own = [store.layers[number] for number in self._of_store]
+            self._stores[:] = [one.data_ptr() for one in own]
+            for layer, kept_SKh in zip(self._layers, own, strict=True):
+                self._strides[layer.kind] = kept_SKh.stride(0)
         return ctypes.addressof(self._stores)
 
     @property
@@ -150,7 +158,7 @@ class CompiledLayers:
 
     def shares_norm(self, norm: RMSNorm) -> bool:
         """Whether a norm is computed as those of the layers are."""
-        own = next(_norms(self._layers[0]))
+        own = next(iter(_norms(self._layers[0]).values()))
         return (norm.eps, norm.weight_D.dtype) == (own.eps, own.weight_D.dtype)
 
     def _kept_by(self, features: FeatureStore) -> int:
@@ -177,27 +185,31 @@ class RowsPlan:
         self.step, self._plans, self._kinds = step, plans, kinds
 
 
-def compile_layers(layers: Sequence[Layer], kinds: Sequence[LayerKind]) -> CompiledLayers | None:
-    """The layers as one call, or None if some part of them has no kernel."""
+def compile_layers(
+    layers: Sequence[Layer], kinds: Sequence[LayerKind], stores: Sequence[int] | None = None
+) -> CompiledLayers | None:
+    """The layers as one call, or None if some part of them has no kernel; `stores`: whose keys and
+    values each reads, if not its own."""
     known = all(isinstance(kind.attention, NativeAttention) for kind in kinds)
     if not known or not all(map(_has_kernels, layers)):
         return None
-    norms = [norm for layer in layers for norm in _norms(layer)]
+    norms = [norm for layer in layers for norm in _norms(layer).values()]
     if len({(norm.eps, norm.weight_D.dtype) for norm in norms}) > 1:
         return None
-    alike = (set(map(_branch_scale, layers)), set(map(_inner, _plain(layers))))
+    alike = (set(map(_branch_scale, layers)), set(chain.from_iterable(map(_activations, layers))))
     if any(len(found) > 1 for found in alike):
         return None
-    return CompiledLayers(layers, kinds)
+    return CompiledLayers(layers, kinds, range(len(layers)) if stores is None else stores)
 
 
-def _plain(layers: Sequence[Layer]) -> list[GatedMLP]:
-    return [layer.mlp for layer in layers if isinstance(layer.mlp, GatedMLP)]
+def _plain(layer: Layer) -> GatedMLP | None:
+    mlp = layer.mlp.mlp if isinstance(layer.mlp, MixtureBeside) else layer.mlp
+    return mlp if isinstance(mlp, GatedMLP) else None
 
 
-def _inner(mlp: GatedMLP) -> int:
-    assert isinstance(mlp.down, KernelLinear), type(mlp.down).__name__
-    return mlp.down.packed.inputs
+def _mixture(layer: Layer) -> Mixture | None:
+    mlp = layer.mlp.mixture if isinstance(layer.mlp, MixtureBeside) else layer.mlp
+    return mlp if isinstance(mlp, Mixture) else None
 
 
 def _branch_scale(layer: Layer) -> float:
@@ -208,62 +220,75 @@ def _branch_scale(layer: Layer) -> float:
 
 def _has_kernels(layer: Layer) -> bool:
     """Whether each part of the layer is one that ft_decoder_run knows."""
-    attention, mlp = layer.attention, layer.mlp
-    if isinstance(mlp, MixtureBeside) or not isinstance(attention, AttentionBlock):
-        return False
-    dtype = attention.geometry.dtype
-    if not attention.kernels_know or layer.input is not None or layer.scale is not None:
-        return False
-    known = mlp.kernel is not None if isinstance(mlp, Mixture) else mlp.activate in COMPILED
-    return known and all(
-        isinstance(linear, KernelLinear)
-        and (linear.dtype, linear.out_dtype) == (dtype, dtype)
-        and not linear.packed.gated
-        for linear in _linears(layer)
+    mixture, dtype = _mixture(layer), layer.attention.geometry.dtype
+    known = mixture is None or isinstance(mixture.kernel, MixtureKernel)
+    return (
+        known
+        and COMPILED.keys() >= _activations(layer)
+        and all(
+            isinstance(linear, KernelLinear)
+            and (linear.dtype, linear.out_dtype) == (dtype, dtype)
+            and not linear.packed.gated
+            for linear in _linears(layer).values()
+        )
     )
 
 
-def _linears(layer: Layer) -> tuple[Linear, ...]:
-    """Its matrices, but those of experts."""
-    attention, mlp = _usual(layer), layer.mlp
-    both = (attention.qkv, attention.out)
-    return (*both, mlp.gate_up, mlp.down) if isinstance(mlp, GatedMLP) else both
+def _linears(layer: Layer) -> dict[str, Linear]:
+    """Its matrices by their names in C, but those of experts."""
+    attention, mlp = layer.attention, _plain(layer)
+    found = {"qkv": attention.qkv, "out": attention.out}
+    if attention.gate is not None:
+        found["gate"] = attention.gate
+    if layer.input is not None:
+        found |= {"input_gate": layer.input.gate, "input_back": layer.input.projection}
+    return found if mlp is None else {**found, "gate_up": mlp.gate_up, "down": mlp.down}
 
 
-def _usual(layer: Layer) -> AttentionBlock:
-    assert isinstance(layer.attention, AttentionBlock), "that of other layers is not compiled"
-    return layer.attention
+def _activations(layer: Layer) -> set[Activation]:
+    """Of its plain MLP and of what it gets beside the stream."""
+    return {one.activate for one in (_plain(layer), layer.input) if one is not None}
 
 
-def _norms(layer: Layer) -> Iterator[RMSNorm]:
-    own = (layer.attention_norm, layer.mlp_norm, layer.after_attention, layer.after_mlp)
-    yield from (norm for norm in (*own, layer.beside_norm) if isinstance(norm, RMSNorm))
-    if (heads := _usual(layer).norms) is not None:
-        yield from (heads.query, heads.key)
+def _norms(layer: Layer) -> dict[str, RMSNorm]:
+    """Its norms by their names in C."""
+    found: dict[str, RMSNorm | Scaled | None] = {
+        "attention_norm": layer.attention_norm,
+        "mlp_norm": layer.mlp_norm,
+        "after_attention": layer.after_attention,
+        "after_mlp": layer.after_mlp,
+        "beside_norm": layer.beside_norm,
+    }
+    if layer.input is not None:
+        found["input_norm"] = layer.input.norm
+    if (heads := layer.attention.norms) is not None:
+        found |= {"query_norm": heads.query, "key_norm": heads.key, "value_norm": heads.value}
+    if isinstance(both := layer.mlp, MixtureBeside):
+        found |= {
+            "mlp_norm": both.mlp_norm,
+            "after_plain": both.after_mlp,
+            "experts_norm": both.mixture_norm,
+            "after_experts": both.after_mixture,
+            "router_norm": both.router_norm,
+        }
+    return {name: norm for name, norm in found.items() if isinstance(norm, RMSNorm)}
 
 
 def _bind(layer: Layer) -> FtLayer:
-    def address(norm: RMSNorm | Scaled | None) -> int | None:
-        return norm.weight_D.data_ptr() if isinstance(norm, RMSNorm) else None
-
-    linears = [linear.address for linear in _linears(layer) if isinstance(linear, KernelLinear)]
-    attention, mlp = _usual(layer), layer.mlp
-    heads = attention.norms
-    kernel = mlp.kernel if isinstance(mlp, Mixture) else None
+    linears, norms = _linears(layer).items(), _norms(layer).items()
+    attention, mixture = layer.attention, _mixture(layer)
+    heads, kernel = attention.norms, None if mixture is None else mixture.kernel
     return FtLayer(
-        *linears,
-        experts=None if kernel is None else kernel.address,
+        **{name: one.address for name, one in linears if isinstance(one, KernelLinear)},
+        **{name: one.weight_D.data_ptr() for name, one in norms},
+        experts=kernel.address if isinstance(kernel, MixtureKernel) else None,
         sinks=None if attention.sinks_H is None else attention.sinks_H.data_ptr(),
-        attention_norm=address(layer.attention_norm),
-        mlp_norm=address(layer.mlp_norm),
-        after_attention=address(layer.after_attention),
-        after_mlp=address(layer.after_mlp),
-        query_norm=None if heads is None else address(heads.query),
-        key_norm=None if heads is None else address(heads.key),
-        beside_norm=address(layer.beside_norm),
-        from_norm=int(layer.from_norm),
-        whole_norms=int(heads is not None and heads.whole),
+        from_norm=layer.from_norm,
+        whole_norms=heads is not None and heads.whole,
+        turns_first=heads is not None and heads.after_turning,
+        keeps=attention.keeps,
         kind=layer.kind,
+        scale=1.0 if layer.scale is None else float(layer.scale),
     )
 
 

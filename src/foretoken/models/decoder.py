@@ -75,9 +75,13 @@ class Decoder(Model):
         def run(x_TD: Tensor, layers: range) -> Tensor:
             # For a small model hundreds of calls from Python take longer than the arithmetic. The
             # bits are those of the layers one by one.
+            given_TLP = None
+            if self.layer_inputs is not None:
+                assert layers.start == 0, "made of what the first layer is given"
+                given_TLP = self.layer_inputs(inputs.tokens_T, x_TD)
             if self.compiled is None:
-                return self._run_layers(x_TD, layers, inputs, store, features)
-            self.compiled.run(x_TD, inputs, store, features, layers=layers)
+                return self._run_layers(x_TD, layers, inputs, store, features, given_TLP)
+            self.compiled.run(x_TD, inputs, store, features, given_TLP, layers)
             return x_TD
 
         def keep(x_TD: Tensor, layer: int) -> None:
@@ -95,6 +99,7 @@ class Decoder(Model):
         inputs: ModelInput,
         store: KVStore,
         features: FeatureStore | None,
+        given_TLP: Tensor | None,
     ) -> Tensor:
         """The residual stream after these layers, part by part."""
         # Rotations and attention are planned once for all layers of a kind.
@@ -107,17 +112,13 @@ class Decoder(Model):
             )
             for kind in self.kinds
         ]
-        beside = None
-        if self.layer_inputs is not None:
-            assert layers.start == 0, "made of what the first layer is given"
-            beside = self.layer_inputs(inputs.tokens_T, x_TD).unbind(1)
         for index in layers:
             # Point k is what layer k is given, which is what heads are trained on.
             if features is not None:
                 features.write(index, inputs.slots_T, x_TD)
             layer = self.layers[index]
             keys_SKh = store.layers[self.shape.kv_layer(index)]
-            own_TP = None if beside is None else beside[index]
+            own_TP = None if given_TLP is None else given_TLP[:, index]
             x_TD = layer(x_TD, keys_SKh, steps[layer.kind], own_TP)
         return x_TD
 

@@ -87,7 +87,7 @@ class GpuMixture:
 def knows_mixture(mixture: Mixture, experts: Experts) -> bool:
     """Whether a GPU's kernels have all parts of a mixture."""
     router, routing, shared = mixture.router, mixture.router.routing, mixture.shared
-    if routing.normed or routing.expert_scales or routing.groups > 1:
+    if routing.expert_scales or routing.groups > 1:
         return False
     if experts.activation not in EXPERT_ACTIVATIONS:
         return False

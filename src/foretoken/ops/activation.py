@@ -34,8 +34,8 @@ def gelu_tanh(x_TF: Tensor) -> Tensor:
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x))."""
-    return x.neg().exp_().add_(1.0).reciprocal_()
+    """1 / (1 + exp(-x)), computed in float32."""
+    return x.float().neg().exp_().add_(1.0).reciprocal_().to(x.dtype)
 
 
 def clamped_swish(x_TF: Tensor, limit: float) -> Tensor:
@@ -52,7 +52,7 @@ def squared_relu(x_TF: Tensor) -> Tensor:
     return x_TF.clamp(min=0).square()
 
 
-COMPILED: dict[Activation, int] = {silu: 0, gelu_tanh: 1}
+COMPILED: dict[Activation, int] = {silu: 0, gelu_tanh: 1, sigmoid: 2}
 """The numbers of native/rows.h."""
 ACTIVATIONS: dict[str, Activation] = {"silu": silu, "gelu_pytorch_tanh": gelu_tanh}
 """By the name in config.json."""

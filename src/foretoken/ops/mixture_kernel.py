@@ -5,7 +5,7 @@ Owns what the structure points to; the matrices belong to their layers, which it
 
 import ctypes
 from collections.abc import Sequence
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -20,12 +20,14 @@ _SCORES: Final = {"none": 0, "softmax": 1, "sigmoid": 2}
 _WEIGHTS: Final = {"kept": 0, "normalized": 1, "softmax": 2, "sigmoid": 3}
 _ACTIVATIONS: Final = {
     **{name: COMPILED[activate] for name, activate in ACTIVATIONS.items()},
-    "clamped": 2,
-    "relu2": 3,
+    "clamped": 3,
+    "relu2": 4,
 }
 MOST_EXPERTS: Final = 1024
 MOST_USED: Final = 32
 """What native/experts.h has room for."""
+_TO_GATED, _FROM_GATED = 1, 2
+"""Its halves of a call."""
 
 
 @final
@@ -49,54 +51,57 @@ class ExpertCounter:
         return total / self.layers if self.layers else 0.0
 
 
+class MixtureParts(NamedTuple):
+    """What a mixture consists of."""
+
+    router: Linear
+    """[T, D] -> [T, E]."""
+    choice_bias_E: Tensor | None
+    """float32, added to scores for the choice alone."""
+    scale_E: Tensor | None
+    """float32, what the weight of each expert is multiplied by at last."""
+    pairs: Sequence[tuple[Linear, Linear]]
+    """Gate-up and down of each expert; the second has float32 results."""
+    shared: tuple[Linear, Linear, Activation] | None
+    """The same of what all rows go through, and what stands between them."""
+    shared_gate: Linear | None
+    """[T, D] -> [T, 1]."""
+
+
 @final
 class MixtureKernel:
     """x [T, D] -> [T, D], plus a residual."""
 
-    def __init__(
-        self,
-        experts: Experts,
-        *,
-        router: KernelLinear,
-        choice_bias_E: Tensor | None,
-        pairs: Sequence[tuple[KernelLinear, KernelLinear]],
-        shared: tuple[KernelLinear, KernelLinear, Activation] | None,
-        shared_gate: KernelLinear | None,
-    ) -> None:
-        """Bind layers that have kernels.
-
-        Args:
-            experts: how rows are given their experts.
-            router: [T, D] -> [T, E].
-            choice_bias_E: float32, added to scores for the choice alone.
-            pairs: gate-up and down of each expert; the second has float32 results.
-            shared: the same of what all rows go through, and what stands between them.
-            shared_gate: [T, D] -> [T, 1].
-        """
+    def __init__(self, experts: Experts, parts: MixtureParts) -> None:
+        """Bind parts that have kernels; `experts`: how rows are given them."""
+        router, shared_gate, shared = _kernel(parts.router), parts.shared_gate, parts.shared
+        pairs = [(_kernel(up), _kernel(down)) for up, down in parts.pairs]
         gate_up, down = pairs[0]
         rows_ED = _rows_of(router.packed)
         if shared_gate is not None:
-            rows_ED = torch.cat([rows_ED, _rows_of(shared_gate.packed)])
+            rows_ED = torch.cat([rows_ED, _rows_of(_kernel(shared_gate).packed)])
         panels, addresses = _in_panels(rows_ED), ctypes.c_void_p * experts.count
         bias_E = router.bias_N if experts.routing.bias else None
-        biases = [
-            None if one is None else one.float().contiguous() for one in (bias_E, choice_bias_E)
+        terms = [
+            None if one is None else one.float().contiguous()
+            for one in (bias_E, parts.choice_bias_E, parts.scale_E)
         ]
         gate_ups = addresses(*(one.address for one, _ in pairs))
         downs = addresses(*(one.address for _, one in pairs))
-        self._kept = (panels, *biases, gate_ups, downs, *pairs, shared)
-        self._struct = _numbers(experts, gate_up, down)
+        self._kept = (panels, *terms, gate_ups, downs, *pairs, shared)
+        self._struct = _numbers(experts, gate_up)
+        self._outputs = down.columns
         self._struct.router = panels.data_ptr()
-        self._struct.router_bias, self._struct.choice_bias = (
-            None if one is None else one.data_ptr() for one in biases
+        self._struct.router_bias, self._struct.choice_bias, self._struct.weight_scale = (
+            None if one is None else one.data_ptr() for one in terms
         )
         self._struct.gate_up, self._struct.down = map(ctypes.addressof, (gate_ups, downs))
         self._struct.shared_gated = shared_gate is not None
         if shared is not None:
-            up, back, activate = shared
+            up, back = map(_kernel, shared[:2])
             self._struct.shared_gate_up, self._struct.shared_down = up.address, back.address
-            self._struct.shared_inner = back.packed.inputs
-            self._struct.shared_activation = COMPILED[activate]
+            self._struct.shared_inner = up.columns // 2
+            self._struct.shared_activation = COMPILED[shared[2]]
         call = (ctypes.c_void_p, ctypes.POINTER(FtExpertsRows))
         self._run = router.library.function("ft_experts_run", call)
 
@@ -109,8 +114,8 @@ class MixtureKernel:
         self,
         x_TD: Tensor,
         residual_TD: Tensor | None,
-        choices_TK: Tensor | None = None,
         *,
+        by_TD: Tensor | None = None,
         counter: ExpertCounter | None = None,
     ) -> Tensor:
         """mixture(x), plus the residual if there is one.
@@ -118,37 +123,76 @@ class MixtureKernel:
         Args:
             x_TD: rows in the type of the layers.
             residual_TD: like them.
-            choices_TK: int32, written: the experts of each row, by number.
+            by_TD: what the router reads; None: the rows.
             counter: is told how many were read.
         """
-        x_TD = x_TD.contiguous()
         y_TD = torch.empty_like(x_TD)
-        residual_TD = None if residual_TD is None else residual_TD.contiguous()
-        rows = FtExpertsRows(
-            x=x_TD.data_ptr(),
-            y=y_TD.data_ptr(),
-            residual=None if residual_TD is None else residual_TD.data_ptr(),
-            rows=x_TD.shape[0],
-            choices=None if choices_TK is None else choices_TK.data_ptr(),
-            distinct=None if counter is None else counter.address,
-        )
-        self._run(self.address, ctypes.byref(rows))
+        self._call(
+            x_TD.shape[0], x=x_TD, by=by_TD, y=y_TD, residual=residual_TD, counter=counter,
+        )  # fmt: skip
         return y_TD
 
+    def gate(
+        self, x_TD: Tensor, by_TD: Tensor | None, counter: ExpertCounter | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The first half, where this kernel has some of all outputs.
 
-def _numbers(experts: Experts, gate_up: KernelLinear, down: KernelLinear) -> FtExperts:
+        Returns:
+            What the second half is to be told, int64 [T, K + 1]; what experts multiply next,
+            [T * K, F], rows by expert; and what all rows do, [T, S].
+        """
+        rows, one = x_TD.shape[0], self._struct
+        routes = torch.empty((rows, one.chosen + 1), dtype=torch.int64)
+        gated = torch.empty((rows * one.chosen, one.inner), dtype=x_TD.dtype)
+        shared = torch.empty((rows, one.shared_inner), dtype=x_TD.dtype)
+        self._call(
+            rows, x=x_TD, by=by_TD, routes=routes, gated=gated, shared=shared, counter=counter,
+            half=_TO_GATED,
+        )  # fmt: skip
+        return routes, gated, shared
+
+    def finish(
+        self, routes: Tensor, gated: Tensor, shared: Tensor, residual_TN: Tensor | None
+    ) -> Tensor:
+        """The second half, [T, N], of what was gated by all that share the experts, and of this
+        kernel's outputs of the residual."""
+        y_TN = torch.empty((len(routes), self._outputs), dtype=gated.dtype)
+        self._call(
+            len(routes), y=y_TN, residual=residual_TN, routes=routes, gated=gated, shared=shared,
+            half=_FROM_GATED,
+        )  # fmt: skip
+        return y_TN
+
+    def _call(
+        self,
+        rows: int,
+        *,
+        half: int = 0,
+        counter: ExpertCounter | None = None,
+        **tensors: Tensor | None,
+    ) -> None:
+        dense = {name: one.contiguous() for name, one in tensors.items() if one is not None}
+        call = FtExpertsRows(
+            rows=rows,
+            half=half,
+            distinct=None if counter is None else counter.address,
+            **{name: one.data_ptr() for name, one in dense.items()},
+        )
+        self._run(self.address, ctypes.byref(call))
+
+
+def _numbers(experts: Experts, gate_up: KernelLinear) -> FtExperts:
     """What the structure says of any layer of the model."""
     routing = experts.routing
     return FtExperts(
         hidden=gate_up.packed.inputs,
-        inner=down.packed.inputs,
+        inner=gate_up.columns // (2 if experts.is_gated else 1),
         experts=experts.count,
         chosen=experts.used,
         score=_SCORES[routing.score],
         weights=_WEIGHTS[routing.weights],
         groups=routing.groups if routing.groups > 1 else 0,
         open_groups=routing.groups_used,
-        group_best=2,
         activation=_ACTIVATIONS[experts.activation],
         type=TYPES[gate_up.dtype],
         rounds_router=not routing.wide and gate_up.dtype == torch.bfloat16,
@@ -161,19 +205,11 @@ def _numbers(experts: Experts, gate_up: KernelLinear, down: KernelLinear) -> FtE
     )
 
 
-def find_kernel(
-    experts: Experts,
-    *,
-    router: Linear,
-    choice_bias_E: Tensor | None,
-    pairs: Sequence[tuple[Linear, Linear]],
-    shared: tuple[Linear, Linear, Activation] | None,
-    shared_gate: Linear | None,
-) -> MixtureKernel | None:
-    """The mixture as one call, as `MixtureKernel` takes it; None: some part of it has no kernel."""
-    gates = [router] if shared_gate is None else [router, shared_gate]
+def find_kernel(experts: Experts, parts: MixtureParts) -> MixtureKernel | None:
+    """The mixture as one call; None: some part of it has no kernel."""
+    shared, gates = parts.shared, filter(None, (parts.router, parts.shared_gate))
     floats = all(isinstance(one, KernelLinear) and one.fixed_bits == 0 for one in gates)
-    both = [*pairs] if shared is None else [*pairs, shared[:2]]
+    both = [*parts.pairs] if shared is None else [*parts.pairs, shared[:2]]
     known = all(
         isinstance(up, KernelLinear)
         and isinstance(down, KernelLinear)
@@ -181,19 +217,9 @@ def find_kernel(
         and down.out_dtype == torch.float32
         for up, down in both
     )
-    own = not (experts.routing.normed or experts.routing.expert_scales)
-    own = own and (shared is None or shared[2] in COMPILED)
+    own = shared is None or shared[2] in COMPILED
     fits = own and experts.count <= MOST_EXPERTS and experts.used <= MOST_USED
-    if not (floats and known and fits):
-        return None
-    return MixtureKernel(
-        experts,
-        router=_kernel(router),
-        choice_bias_E=choice_bias_E,
-        pairs=[(_kernel(up), _kernel(down)) for up, down in pairs],
-        shared=None if shared is None else (_kernel(shared[0]), _kernel(shared[1]), shared[2]),
-        shared_gate=None if shared_gate is None else _kernel(shared_gate),
-    )
+    return MixtureKernel(experts, parts) if floats and known and fits else None
 
 
 def _kernel(linear: Linear) -> KernelLinear:

@@ -7,7 +7,7 @@ these asks `Backend.rows` first, which is None where a tensor is not theirs.
 
 import ctypes
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -21,6 +21,17 @@ STORED_TYPES = {**TYPES, torch.int8: 2}
 _PTR = ctypes.c_void_p
 
 
+class TurnNorms(NamedTuple):
+    """Norms over heads."""
+
+    query_h: Tensor
+    key_h: Tensor
+    value_h: Tensor | None
+    eps: float
+    after_turning: bool
+    """Whether queries and keys are turned first."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """How the fused rows [T, (H + 2 K) * h] of a step are turned and where they are kept."""
@@ -31,8 +42,7 @@ class Turn:
     """[T, 1, W], of each token; W dimensions of a head are turned."""
     sin_TW: Tensor
     slots_T: Tensor | slice
-    norms: tuple[Tensor, Tensor, float] | None
-    """Weights [h] of the norms over queries and keys, and eps."""
+    norms: TurnNorms | None
 
 
 @final
@@ -94,8 +104,9 @@ class RowKernels:
             kv_type=STORED_TYPES[layer_SKh.dtype],
         )
         if turn.norms is not None:
-            query_h, key_h, call.eps = turn.norms
+            query_h, key_h, value_h, call.eps, call.turns_first = turn.norms
             call.query_norm, call.key_norm = query_h.data_ptr(), key_h.data_ptr()
+            call.value_norm = None if value_h is None else value_h.data_ptr()
             call.norm_type = TYPES[query_h.dtype]
         self._rotary(ctypes.addressof(call))
 

@@ -92,47 +92,115 @@ const ft_embedding *make_embedding(int type, int64_t tokens, int64_t width) {
     return table;
 }
 
-static ft_layer make_layer(const ft_decoder *d, int beside) {
-    const int64_t heads = d->num_heads * d->head_dim, hidden = d->hidden;
-    const int64_t width = heads + 2 * d->num_kv_heads * d->head_dim;
-    ft_layer l = {.qkv = make_linear(d->type, d->type, (beside ? 2 : 1) * hidden, width),
+static const float *floats(int64_t count, float most) { return make_numbers(FT_FLOAT32, count, most); }
+
+// Layers of all experts; they share one matrix of each kind.
+static const ft_linear *const *layers(const ft_linear *one, int32_t count) {
+    const ft_linear **all = make_bytes((size_t)count * sizeof *all);
+    for (int32_t i = 0; i < count; i++) all[i] = one;
+    return all;
+}
+
+// One with or without a gate.
+static int pick_activation(void) {
+    static const int all[] = {FT_SILU, FT_GELU_TANH, FT_CLAMPED_SWISH, FT_RELU_SQUARED};
+    return all[pick(0, 3)];
+}
+
+const ft_experts *make_experts(int type, int64_t hidden) {
+    const int activation = pick_activation();
+    const int64_t inner = 32 * pick(1, 3), each = activation == FT_RELU_SQUARED ? 1 : 2;
+    const int32_t size = pick(2, 9), groups = pick(1, 4);
+    ft_experts *made = make_bytes(sizeof *made), e = {.hidden = hidden, .inner = inner, .experts = size * groups, .type = type,
+                    .activation = activation, .score = pick(FT_SCORE_NONE, FT_SCORE_SIGMOID),
+                    .weights = pick(FT_WEIGHTS_KEPT, FT_WEIGHTS_SIGMOID), .scale = 1.5f, .limit = 2.0f,
+                    .alpha = 1.7f, .floor = pick(0, 1) ? 0.3f : 0.0f, .softcap = pick(0, 3) ? 0.0f : 2.0f,
+                    .rounds_router = pick(0, 1)};
+    if (groups > 1) e.groups = groups, e.open_groups = pick(1, groups);
+    const int32_t reached = groups > 1 ? size * e.open_groups : e.experts;
+    e.chosen = pick(1, reached < FT_MOST_CHOSEN ? reached : FT_MOST_CHOSEN);
+    e.shared_gated = pick(0, 1);
+    const int64_t panels = ft_round_up(e.experts + e.shared_gated, FT_PANEL) / FT_PANEL;
+    e.router = floats(panels * hidden * FT_PANEL, 0.3f);
+    if (pick(0, 1)) e.router_bias = floats(e.experts, 1.0f);
+    if (pick(0, 1)) e.choice_bias = floats(e.experts, 1.0f);
+    if (pick(0, 1)) e.weight_scale = floats(e.experts, 2.0f);
+    e.gate_up = layers(make_linear(type, type, hidden, each * inner), e.experts);
+    e.down = layers(make_linear(type, FT_FLOAT32, inner, hidden), e.experts);
+    if (!e.shared_gated && pick(0, 1)) {
+        *made = e;
+        return made;
+    }
+    e.shared_activation = pick_activation();
+    e.shared_inner = 32 * pick(1, 2);
+    const int64_t halves = e.shared_activation == FT_RELU_SQUARED ? 1 : 2;
+    e.shared_gate_up = make_linear(type, type, hidden, halves * e.shared_inner);
+    e.shared_down = make_linear(type, FT_FLOAT32, e.shared_inner, hidden);
+    *made = e;
+    return made;
+}
+
+static ft_layer make_layer(const ft_decoder *d, const ft_attention_shape *shape, int beside, int64_t inputs) {
+    const int64_t heads = shape->num_heads * shape->head_dim, keys = shape->num_kv_heads * shape->head_dim;
+    const int64_t hidden = d->hidden, inner = pick(0, 1) ? 32 * pick(1, 3) : pick(1, 90);
+    const int keeps = pick(0, 5) > 0;
+    ft_layer l = {.qkv = make_linear(d->type, d->type, (beside ? 2 : 1) * hidden, heads + 2 * keeps * keys),
+                  .keeps = keeps,
                   .out = make_linear(d->type, d->type, heads, hidden),
-                  .gate_up = make_linear(d->type, d->type, hidden, 2 * d->inner),
-                  .down = make_linear(d->type, d->type, d->inner, hidden),
+                  .gate_up = make_linear(d->type, d->type, hidden, 2 * inner),
+                  .down = make_linear(d->type, d->type, inner, hidden),
                   .attention_norm = make_numbers(d->norm_type, hidden, 1.0f),
-                  .mlp_norm = make_numbers(d->norm_type, hidden, 1.0f)};
+                  .mlp_norm = make_numbers(d->norm_type, hidden, 1.0f),
+                  .scale = pick(0, 2) ? 1.0f : 0.75f};
+    if (inputs && pick(0, 1)) {
+        l.input_gate = make_linear(d->type, d->type, hidden, inputs);
+        l.input_back = make_linear(d->type, d->type, inputs, hidden);
+        l.input_norm = make_numbers(d->norm_type, hidden, 1.0f);
+    }
+    if (!beside && !pick(0, 2)) l.gate = make_linear(d->type, d->type, hidden, heads);
     if (!pick(0, 2)) {
         l.after_attention = make_numbers(d->norm_type, hidden, 1.0f);
         l.after_mlp = make_numbers(d->norm_type, hidden, 1.0f);
         if (!beside && !pick(0, 2)) l.attention_norm = l.mlp_norm = NULL;
     }
+    if (!pick(0, 2)) l.experts = make_experts(d->type, hidden);
+    if (l.experts && (!l.after_mlp || pick(0, 1))) l.gate_up = l.down = NULL;
+    if (l.experts && l.gate_up) {
+        l.after_plain = make_numbers(d->norm_type, hidden, 1.0f);
+        l.experts_norm = make_numbers(d->norm_type, hidden, 1.0f);
+        l.after_experts = make_numbers(d->norm_type, hidden, 1.0f);
+        l.router_norm = make_numbers(d->norm_type, hidden, 1.0f);
+    }
     if (!pick(0, 2)) {
-        l.whole_norms = !pick(0, 2);
-        const int64_t keys = d->num_kv_heads * d->head_dim;
-        l.query_norm = make_numbers(d->norm_type, l.whole_norms ? heads : d->head_dim, 1.0f);
-        l.key_norm = make_numbers(d->norm_type, l.whole_norms ? keys : d->head_dim, 1.0f);
+        l.whole_norms = keeps && !pick(0, 2), l.turns_first = pick(0, 1);
+        l.query_norm = make_numbers(d->norm_type, l.whole_norms ? heads : shape->head_dim, 1.0f);
+        l.key_norm = make_numbers(d->norm_type, l.whole_norms ? keys : shape->head_dim, 1.0f);
+        if (pick(0, 1)) l.value_norm = make_numbers(d->norm_type, shape->head_dim, 1.0f);
     }
     if (beside) l.beside_norm = make_numbers(d->norm_type, hidden, 1.0f), l.from_norm = pick(0, 1);
     return l;
 }
 
-ft_decoder *make_decoder(int type, int64_t hidden, int64_t layers, int beside) {
+ft_decoder *make_decoder(ft_attention_shape *const *shapes, int kinds, int64_t hidden, int64_t layers, int beside,
+                         int64_t inputs) {
     ft_decoder *d = make_bytes(sizeof *d);
-    *d = (ft_decoder){.hidden = hidden, .inner = pick(0, 1) ? 32 * pick(1, 3) : pick(1, 90),
-                      .num_kv_heads = pick(1, 3), .head_dim = 2 * pick(1, 40), .type = type,
-                      .norm_type = pick(0, 1), .activation = pick(0, 1), .eps = 1e-5f,
-                      .branch_scale = pick(0, 3) ? 1.0f : 0.5f};
-    d->num_heads = d->num_kv_heads * pick(1, 3);
+    *d = (ft_decoder){.hidden = hidden, .type = shapes[0]->type, .norm_type = pick(0, 1), .activation = pick(0, 1),
+                      .eps = 1e-5f, .branch_scale = pick(0, 3) ? 1.0f : 0.5f};
     ft_layer *all = make_bytes((size_t)layers * sizeof *all);
-    for (int64_t i = 0; i < layers; i++) all[i] = make_layer(d, beside);
+    for (int64_t i = 0; i < layers; i++) {
+        const int kind = pick(0, kinds - 1);
+        all[i] = make_layer(d, shapes[kind], beside, inputs);
+        all[i].kind = kind;
+    }
     d->layers = all;
     return d;
 }
 
-ft_attention_shape *make_shape(const ft_decoder *d, int kv_type, int page_size) {
+ft_attention_shape *make_shape(int type, int kv_type, int page_size) {
     ft_attention_shape *shape = make_bytes(sizeof *shape);
-    *shape = (ft_attention_shape){.num_heads = d->num_heads, .num_kv_heads = d->num_kv_heads,
-                                  .head_dim = d->head_dim, .page_size = page_size, .type = d->type,
+    const int32_t keys = pick(1, 3);
+    *shape = (ft_attention_shape){.num_heads = keys * pick(1, 3), .num_kv_heads = keys,
+                                  .head_dim = 2 * pick(1, 40), .page_size = page_size, .type = type,
                                   .kv_type = kv_type, .window = pick(0, 2) ? 0 : pick(1, 30),
                                   .scale = 0.2f, .softcap = pick(0, 2) ? 0.0f : 4.0f};
     return shape;

@@ -26,9 +26,13 @@ ft_linear *make_linear(int type, int y_type, int64_t inputs, int64_t outputs);
 const ft_embedding *make_embedding(int type, int64_t tokens, int64_t width);
 // Features of so many slots, of which rows of `width` are read, in one piece or more.
 ft_features make_features(int type, int64_t slots, int64_t width);
-// Layers of one kind; of `beside`, each takes rows beside the stream too.
-ft_decoder *make_decoder(int type, int64_t hidden, int64_t layers, int beside);
-ft_attention_shape *make_shape(const ft_decoder *d, int kv_type, int page_size);
+// Any mixture over rows of `hidden`.
+const ft_experts *make_experts(int type, int64_t hidden);
+ft_attention_shape *make_shape(int type, int kv_type, int page_size);
+// Layers, each of a kind with one of these shapes; of `beside`, each takes rows beside the stream too, and
+// some of them `inputs` numbers.
+ft_decoder *make_decoder(ft_attention_shape *const *shapes, int kinds, int64_t hidden, int64_t layers, int beside,
+                         int64_t inputs);
 // What a slot of one layer takes, in numbers of its type and in bytes.
 int64_t slot_numbers(const ft_attention_shape *shape);
 int64_t slot_bytes(const ft_attention_shape *shape);

@@ -16,9 +16,9 @@ from foretoken.kernels.allocating import AllocationKernel
 from foretoken.kernels.library import Library, find_library
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import Rotation, rotate
-from foretoken.ops.activation import Activation, gelu_tanh, silu
+from foretoken.ops.activation import Activation, gelu_tanh, sigmoid, silu
 from foretoken.ops.quantize_kv import quantize_kv
-from foretoken.ops.row_operations import RowKernels, Turn
+from foretoken.ops.row_operations import RowKernels, Turn, TurnNorms
 from foretoken.shape.memory_formula import KV_SCALE_BYTES
 from tests.marks import KERNEL_LEVELS, level_of
 
@@ -67,7 +67,7 @@ def test_norm(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize(("activation", "twin"), [(0, silu), (1, gelu_tanh)])
+@pytest.mark.parametrize(("activation", "twin"), [(0, silu), (1, gelu_tanh), (2, sigmoid)])
 def test_gate(
     kernels: RowKernels, activation: int, twin: Activation, width: int, dtype: torch.dtype
 ) -> None:
@@ -86,7 +86,7 @@ def test_gate_at_the_ends(kernels: RowKernels) -> None:
         assert found[6] != found[6]
 
 
-@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("normed", ["", "before", "after"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("heads", "kv", "size", "turned"),
@@ -94,20 +94,27 @@ def test_gate_at_the_ends(kernels: RowKernels) -> None:
 )
 def test_turn_and_write(
     kernels: RowKernels, heads: int, kv: int, size: int, turned: int, dtype: torch.dtype,
-    normed: bool,
+    normed: str,
 ) -> None:  # fmt: skip
     rows = 11
     qkv_TAh = randn(rows, heads + 2 * kv, size, dtype=dtype)
     angles = torch.arange(rows)[:, None, None] * randn(1, 1, turned, dtype=torch.float32, seed=4)
     rotation = Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
-    norms = None
+    norms: TurnNorms | None = None
     expected = qkv_TAh.clone()
+    parts = (slice(heads), slice(heads, heads + kv), slice(heads + kv, None))
+    after = normed == "after"
     if normed:
-        query, key = (RMSNorm(randn(size, dtype=torch.float32, seed=i), 1e-6) for i in (5, 6))
-        norms = (query.weight_D, key.weight_D, 1e-6)
-        expected[:, :heads] = query.reference(qkv_TAh[:, :heads])
-        expected[:, heads : heads + kv] = key.reference(qkv_TAh[:, heads : heads + kv])
-    expected[:, : heads + kv] = rotate(expected[:, : heads + kv], rotation)
+        query, key, value = (randn(size, dtype=torch.float32, seed=i) for i in (5, 6, 7))
+        norms = TurnNorms(query, key, value if after else None, 1e-6, after)
+    for one in ("turn", "norm") if after else ("norm", "turn"):
+        if one == "turn":
+            expected[:, : heads + kv] = rotate(expected[:, : heads + kv], rotation)
+        for part, weight_h in zip(
+            parts, norms[:3] if norms and one == "norm" else (), strict=False
+        ):
+            if weight_h is not None:
+                expected[:, part] = RMSNorm(weight_h, 1e-6).reference(expected[:, part])
     scattered = torch.tensor(random.Random(0).sample(range(50), rows))
     for slots_T in (scattered, slice(7, 7 + rows)):
         store_SKh = torch.full((50, 2 * kv, size), 7.0, dtype=dtype)

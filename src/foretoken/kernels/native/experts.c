@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "carving.h"
-#include "rows.h"
 #include "scalar.h"
 
 enum {
@@ -19,29 +18,33 @@ typedef struct {
     float weight;
     int32_t expert;
 } choice;
+_Static_assert(sizeof(choice) == 8, "as ft_experts_rows has routes");
 
 // What is known of the rows that go through together.
 typedef struct {
     const ft_experts *e;
     const ft_linear_kernels *kernels;
-    const char *x;
+    const char *x, *by;
     char *y;
     const char *residual;
-    int32_t *choices;
     int64_t rows, pairs, touched;
     int64_t most;      // pairs of an expert
     size_t item;       // bytes of a number of rows
     float *scores;     // [rows, outputs of the router in whole panels]
     int64_t outputs;
-    choice *chosen;    // [rows, chosen], the largest weight first
+    choice *chosen;    // [rows, chosen + 1], the largest weight first; the last is what the shared
+                       // result is multiplied by
     int64_t *place;    // [rows, chosen]: the pair that this is
     int64_t *row_of;   // [pairs]: its row
     int32_t *active;   // [touched]: experts that have pairs
     int64_t *first;    // [touched + 1]: their first pair
     char *by_row, *by_pair;  // prepared rows
     char *both, *gated;      // [pairs, 2 inner] and [pairs, inner]
-    float *out, *shared;     // [pairs, hidden], [rows, hidden]
+    float *out, *shared;     // [pairs, width], [rows, width]
     char *shared_both, *shared_between;
+    int64_t width;           // outputs of down
+    const ft_experts_rows *given;
+    int64_t done;            // rows before these
 } state;
 
 typedef struct {
@@ -51,18 +54,32 @@ typedef struct {
     const ft_linear *const *experts;  // where each expert's chain begins
     int part;                    // how far along its chain this stage begins
     int64_t tiles;               // of the parts that run together
-    char *to_pairs;
     ft_prepared by_row;
 } stage;
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-static void in_items(ft_task task, void *context, int64_t rows, int64_t width) {
+// What is done to each of some rows.
+typedef struct {
+    void (*of_row)(const void *context, int64_t row);
+    const void *context;
+    int64_t rows;
+} row_call;
+
+static void row_item(void *context, int64_t item, int worker) {
+    (void)worker;
+    const row_call *c = context;
+    const int64_t end = least((item + 1) * ITEM_ROWS, c->rows);
+    for (int64_t r = item * ITEM_ROWS; r < end; r++) c->of_row(c->context, r);
+}
+
+static void for_rows(void (*of_row)(const void *, int64_t), const void *context, int64_t rows, int64_t width) {
+    row_call call = {of_row, context, rows};
     const int64_t items = (rows + ITEM_ROWS - 1) / ITEM_ROWS;
     if (rows * width > SERIAL_VALUES)
-        ft_parallel(task, context, items);
+        ft_parallel(row_item, &call, items);
     else
-        for (int64_t item = 0; item < items; item++) task(context, item, 0);
+        for (int64_t item = 0; item < items; item++) row_item(&call, item, 0);
 }
 
 // The router.
@@ -90,9 +107,8 @@ static void open_groups(const ft_experts *e, const float *worth, char *open) {
     float groups[FT_MOST_EXPERTS];
     int32_t best[FT_MOST_EXPERTS];
     for (int g = 0; g < e->groups; g++) {
-        choose_largest(worth + g * size, e->group_best, size, NULL, best);
-        groups[g] = 0.0f;
-        for (int i = 0; i < e->group_best; i++) groups[g] += worth[g * size + best[i]];
+        choose_largest(worth + g * size, 2, size, NULL, best);
+        groups[g] = worth[g * size + best[0]] + worth[g * size + best[1]];
     }
     choose_largest(groups, e->open_groups, e->groups, NULL, best);
     memset(open, 0, (size_t)e->experts);
@@ -146,11 +162,12 @@ static void sort_indices(int32_t *indices, int count) {
     }
 }
 
-static void choose_row(const state *s, int64_t r) {
+static void choose_row(const void *context, int64_t r) {
+    const state *s = context;
     const ft_experts *e = s->e;
     float *const score = s->scores + r * s->outputs;
     float worth[FT_MOST_EXPERTS], weights[FT_MOST_CHOSEN];
-    int32_t indices[FT_MOST_CHOSEN], order[FT_MOST_CHOSEN];
+    int32_t indices[FT_MOST_CHOSEN];
     char open[FT_MOST_EXPERTS];
     adjust_scores(e, score);
     for (int i = 0; i < e->experts; i++) worth[i] = e->choice_bias ? score[i] + e->choice_bias[i] : score[i];
@@ -159,33 +176,26 @@ static void choose_row(const state *s, int64_t r) {
     sort_indices(indices, e->chosen);
     for (int i = 0; i < e->chosen; i++) weights[i] = score[indices[i]];
     weigh(e, weights);
+    for (int i = 0; e->weight_scale && i < e->chosen; i++) weights[i] *= e->weight_scale[indices[i]];
     // From the largest weight on; a bias or a scale may have chosen in another order.
-    choice *const found = s->chosen + r * e->chosen;
-    float sorted[FT_MOST_EXPERTS];
-    for (int i = 0; i < e->experts; i++) sorted[i] = -INFINITY;
-    char is_chosen[FT_MOST_EXPERTS] = {0};
+    choice *const found = s->chosen + r * (e->chosen + 1);
     for (int i = 0; i < e->chosen; i++) {
-        sorted[indices[i]] = weights[i];
-        is_chosen[indices[i]] = 1;
+        int at = i;
+        for (; at && !before(found[at - 1].weight, weights[i]); at--) found[at] = found[at - 1];
+        found[at] = (choice){weights[i], indices[i]};
     }
-    choose_largest(sorted, e->chosen, e->experts, is_chosen, order);
-    for (int i = 0; i < e->chosen; i++) found[i] = (choice){sorted[order[i]], order[i]};
-    if (s->choices)
-        for (int i = 0; i < e->chosen; i++) s->choices[r * e->chosen + i] = indices[i];
-}
-
-static void choose_item(void *context, int64_t item, int worker) {
-    (void)worker;
-    const state *s = context;
-    const int64_t end = least((item + 1) * ITEM_ROWS, s->rows);
-    for (int64_t r = item * ITEM_ROWS; r < end; r++) choose_row(s, r);
+    found[e->chosen] = (choice){1.0f, 0};
+    if (e->shared_gated) {
+        const float gate = score[e->experts];
+        found[e->chosen].weight = sigmoid(e->type == FT_BFLOAT16 ? rounded(gate) : gate);
+    }
 }
 
 // Pairs of a row and a chosen expert, by expert and then by row.
 static void sort_pairs(state *s) {
     const int chosen = s->e->chosen;
     int64_t count[FT_MOST_EXPERTS] = {0}, next[FT_MOST_EXPERTS];
-    for (int64_t i = 0; i < s->pairs; i++) count[s->chosen[i].expert]++;
+    for (int64_t i = 0; i < s->pairs; i++) count[s->chosen[i + i / chosen].expert]++;
     int64_t at = 0;
     s->touched = s->most = 0;
     for (int i = 0; i < s->e->experts; i++) {
@@ -198,7 +208,7 @@ static void sort_pairs(state *s) {
     }
     s->first[s->touched] = at;
     for (int64_t i = 0; i < s->pairs; i++) {
-        s->place[i] = next[s->chosen[i].expert]++;
+        s->place[i] = next[s->chosen[i + i / chosen].expert]++;
         s->row_of[s->place[i]] = i / chosen;
     }
 }
@@ -216,11 +226,9 @@ static int prepared_alike(const ft_linear *a, const ft_linear *b) {
            ft_part(a) == ft_part(b);
 }
 
-static void prepare_item(void *context, int64_t item, int worker) {
-    (void)worker;
+static void prepare_row(const void *context, int64_t r) {
     const stage *g = context;
-    const int64_t end = least((item + 1) * ITEM_ROWS, g->job.rows->rows);
-    for (int64_t r = item * ITEM_ROWS; r < end; r++) g->s->kernels->prepare(&g->job, r);
+    g->s->kernels->prepare(&g->job, r);
 }
 
 // Bytes from one prepared row to the next: not whole pages, whose lines share sets of a cache.
@@ -246,7 +254,7 @@ static void prepare(stage *g, const ft_linear_rows *rows, char *memory) {
     x->values = memory;
     x->scales = (const float *)(memory + x->stride * rows->rows);
     x->sums = (const int32_t *)(x->scales + rows->rows * x->blocks);
-    in_items(prepare_item, g, rows->rows, layer->inputs);
+    for_rows(prepare_row, g, rows->rows, layer->inputs);
 }
 
 // What prepare() takes of memory for a row.
@@ -256,31 +264,24 @@ static int64_t prepared_bytes(const ft_linear_kernels *kernels, const ft_linear 
 }
 
 // Each pair its row's copy, so that an expert's lie together.
-static void copy_item(void *context, int64_t item, int worker) {
-    (void)worker;
+static void copy_row(const void *context, int64_t p) {
     const stage *g = context;
     const ft_prepared *from = &g->by_row, *to = &g->job.x;
-    const int integer = g->of_first->weight_type >= FT_WEIGHT_INT8;
-    const int64_t end = least((item + 1) * ITEM_ROWS, g->s->pairs);
-    for (int64_t p = item * ITEM_ROWS; p < end; p++) {
-        const int64_t r = g->s->row_of[p];
-        memcpy(g->to_pairs + p * from->stride, (const char *)from->values + r * from->stride,
-               (size_t)from->stride);
-        if (!integer) continue;
-        memcpy((float *)to->scales + p * from->blocks, from->scales + r * from->blocks,
-               (size_t)from->blocks * 4);
-        memcpy((int32_t *)to->sums + p * from->parts, from->sums + r * from->parts, (size_t)from->parts * 4);
-    }
+    const int64_t r = g->s->row_of[p];
+    memcpy((char *)to->values + p * from->stride, (const char *)from->values + r * from->stride,
+           (size_t)from->stride);
+    if (g->of_first->weight_type < FT_WEIGHT_INT8) return;
+    memcpy((float *)to->scales + p * from->blocks, from->scales + r * from->blocks, (size_t)from->blocks * 4);
+    memcpy((int32_t *)to->sums + p * from->parts, from->sums + r * from->parts, (size_t)from->parts * 4);
 }
 
 static void copy_to_pairs(stage *g, char *memory) {
     ft_prepared *to = &g->job.x;
     g->by_row = *to;
-    g->to_pairs = memory;
     to->values = memory;
     to->scales = (const float *)(memory + to->stride * g->s->pairs);
     to->sums = (const int32_t *)(to->scales + g->s->pairs * to->blocks);
-    in_items(copy_item, g, g->s->pairs, to->stride);
+    for_rows(copy_row, g, g->s->pairs, to->stride);
 }
 
 static int64_t tiles_of(const ft_linear *layer) { return ft_round_up(ft_panels(layer), FT_TILE) / FT_TILE; }
@@ -340,7 +341,7 @@ static void run_gate_up(state *s) {
 static void run_down(state *s) {
     const ft_experts *e = s->e;
     const ft_linear_rows rows = {.x = s->gated, .y = s->out, .rows = s->pairs,
-                                 .x_stride = e->inner, .y_stride = e->hidden};
+                                 .x_stride = e->down[0]->inputs, .y_stride = s->width};
     stage g = {.s = s, .experts = e->down, .of_first = e->down[0]};
     prepare(&g, &rows, s->by_pair);
     g.tiles = tiles_of(g.of_first);
@@ -351,40 +352,31 @@ static void run_down(state *s) {
 
 static float clamp(float x, float limit) { return x < -limit ? -limit : x > limit ? limit : x; }
 
-static void activate_rows(const ft_experts *e, const void *both, void *gated, int64_t rows, int64_t inner,
-                          int32_t activation) {
-    const int64_t count = rows * inner;
-    if (activation == FT_RELU_SQUARED) {
-        for (int64_t i = 0; i < count; i++) {
-            const float x = ft_value(both, i, e->type), above = x < 0.0f ? 0.0f : x;
-            ft_put(gated, i, above * above, e->type);
-        }
-        return;
-    }
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < inner; i++) {
-            float gate = ft_value(both, 2 * r * inner + i, e->type);
-            const float up = clamp(ft_value(both, (2 * r + 1) * inner + i, e->type), e->limit);
-            if (gate > e->limit) gate = e->limit;
-            ft_put(gated, r * inner + i, (up + 1.0f) * (gate * sigmoid(e->alpha * gate)), e->type);
-        }
-}
-
 typedef struct {
     const ft_experts *e;
     const char *both;
     char *gated;
     int64_t inner;
     int32_t activation;
-    size_t item;
 } activation_call;
 
 static void activate_row(void *context, int64_t row, int worker) {
     (void)worker;
     const activation_call *c = context;
-    const int64_t each = c->activation == FT_RELU_SQUARED ? 1 : 2;
-    activate_rows(c->e, c->both + (size_t)(row * each * c->inner) * c->item,
-                  c->gated + (size_t)(row * c->inner) * c->item, 1, c->inner, c->activation);
+    const int type = c->e->type;
+    const float limit = c->e->limit, alpha = c->e->alpha;
+    for (int64_t i = row * c->inner; i < (row + 1) * c->inner; i++) {
+        if (c->activation == FT_RELU_SQUARED) {
+            const float x = ft_value(c->both, i, type), above = x < 0.0f ? 0.0f : x;
+            ft_put(c->gated, i, above * above, type);
+            continue;
+        }
+        const int64_t at = i + row * c->inner;
+        float gate = ft_value(c->both, at, type);
+        const float up = clamp(ft_value(c->both, at + c->inner, type), limit);
+        if (gate > limit) gate = limit;
+        ft_put(c->gated, i, (up + 1.0f) * (gate * sigmoid(alpha * gate)), type);
+    }
 }
 
 static void activate(const state *s, const char *both, char *gated, int64_t rows, int64_t inner,
@@ -397,7 +389,7 @@ static void activate(const state *s, const char *both, char *gated, int64_t rows
         return;
     }
     // A row has a power for each of its numbers, so that each is worth a turn.
-    activation_call call = {s->e, both, gated, inner, activation, s->item};
+    activation_call call = {s->e, both, gated, inner, activation};
     ft_parallel(activate_row, &call, rows);
 }
 
@@ -405,52 +397,43 @@ static void run_shared(const state *s) {
     const ft_experts *e = s->e;
     ft_linear_dense(e->shared_gate_up, s->x, s->shared_both, NULL, s->rows);
     activate(s, s->shared_both, s->shared_between, s->rows, e->shared_inner, e->shared_activation);
-    ft_linear_dense(e->shared_down, s->shared_between, s->shared, NULL, s->rows);
 }
 
 // Results.
 
-static void combine_row(const state *s, int64_t r) {
+static void combine_row(const void *context, int64_t r) {
+    const state *s = context;
     const ft_experts *e = s->e;
-    const int64_t hidden = e->hidden;
-    const choice *const found = s->chosen + r * e->chosen;
+    const int64_t width = s->width;
+    const choice *const found = s->chosen + r * (e->chosen + 1);
     const int64_t *const place = s->place + r * e->chosen;
-    float gate = 1.0f;
-    if (s->shared && e->shared_gated) {
-        gate = s->scores[r * s->outputs + e->experts];
-        gate = sigmoid(e->type == FT_BFLOAT16 ? rounded(gate) : gate);
-    }
+    const float gate = found[e->chosen].weight;
     enum { AT_ONCE = 64 };
-    for (int64_t d = 0; d < hidden; d += AT_ONCE) {
-        const int count = (int)least(AT_ONCE, hidden - d);
+    for (int64_t d = 0; d < width; d += AT_ONCE) {
+        const int count = (int)least(AT_ONCE, width - d);
         float sum[AT_ONCE] = {0};
         for (int i = 0; i < e->chosen; i++) {
-            const float *const from = s->out + place[i] * hidden + d;
+            const float *const from = s->out + place[i] * width + d;
             for (int j = 0; j < count; j++) sum[j] += found[i].weight * from[j];
         }
-        for (int j = 0; s->shared && j < count; j++) sum[j] += gate * s->shared[r * hidden + d + j];
-        for (int j = 0; s->residual && j < count; j++) sum[j] += ft_value(s->residual, r * hidden + d + j, e->type);
+        for (int j = 0; s->shared && j < count; j++) sum[j] += gate * s->shared[r * width + d + j];
+        for (int j = 0; s->residual && j < count; j++) sum[j] += ft_value(s->residual, r * width + d + j, e->type);
         for (int j = 0; j < count; j++) {
             // Its bits as they come would round to something else.
             if (sum[j] != sum[j]) sum[j] = NAN;
-            ft_put(s->y, r * hidden + d + j, sum[j], e->type);
+            ft_put(s->y, r * width + d + j, sum[j], e->type);
         }
     }
 }
 
-static void combine_item(void *context, int64_t item, int worker) {
-    (void)worker;
-    const state *s = context;
-    const int64_t end = least((item + 1) * ITEM_ROWS, s->rows);
-    for (int64_t r = item * ITEM_ROWS; r < end; r++) combine_row(s, r);
-}
-
-// Room for `rows` rows; called with null it counts the bytes.
+// Room for `rows` rows; called with null it counts the bytes. What a caller has for it lies there.
 static int64_t lay_out(state *s, char *memory) {
     const ft_experts *e = s->e;
+    const ft_experts_rows *given = s->given;
     const int64_t rows = s->rows, pairs = s->pairs, item = (int64_t)s->item;
     const int64_t each = e->activation == FT_RELU_SQUARED ? 1 : 2;
     const int64_t shared_each = e->shared_activation == FT_RELU_SQUARED ? 1 : 2;
+    const int64_t inner = given->half == FT_FROM_GATED ? e->down[0]->inputs : e->inner;
     int64_t prepared = prepared_bytes(s->kernels, e->down[0]);
     for (const ft_linear *layer = e->gate_up[0]; layer; layer = layer->next) {
         const int64_t bytes = prepared_bytes(s->kernels, layer);
@@ -458,7 +441,8 @@ static int64_t lay_out(state *s, char *memory) {
     }
     char *at = memory;
     s->scores = ft_carve(&at, rows * s->outputs * 4);
-    s->chosen = ft_carve(&at, pairs * (int64_t)sizeof *s->chosen);
+    s->chosen = given->routes ? (choice *)given->routes + s->done * (e->chosen + 1)
+                              : ft_carve(&at, rows * (e->chosen + 1) * 8);
     s->place = ft_carve(&at, pairs * 8);
     s->row_of = ft_carve(&at, pairs * 8);
     s->active = ft_carve(&at, e->experts * 4);
@@ -466,41 +450,58 @@ static int64_t lay_out(state *s, char *memory) {
     s->by_row = ft_carve(&at, rows * prepared);
     s->by_pair = ft_carve(&at, pairs * prepared);
     s->both = ft_carve(&at, pairs * each * e->inner * item);
-    s->gated = ft_carve(&at, pairs * e->inner * item);
-    s->out = ft_carve(&at, pairs * e->hidden * 4);
+    s->gated = given->gated ? (char *)given->gated + s->done * e->chosen * inner * item
+                            : ft_carve(&at, pairs * inner * item);
+    s->out = ft_carve(&at, pairs * s->width * 4);
     if (e->shared_down) {
-        s->shared = ft_carve(&at, rows * e->hidden * 4);
+        const int64_t between = given->half == FT_FROM_GATED ? e->shared_down->inputs : e->shared_inner;
+        s->shared = ft_carve(&at, rows * s->width * 4);
         s->shared_both = ft_carve(&at, rows * shared_each * e->shared_inner * item);
-        s->shared_between = ft_carve(&at, rows * e->shared_inner * item);
+        s->shared_between = given->shared ? (char *)given->shared + s->done * between * item
+                                          : ft_carve(&at, rows * between * item);
     }
     return at - memory;
 }
 
-static void run_rows(state *s) {
+static void route(state *s) {
     const ft_experts *e = s->e;
-    const ft_scores_call scores = {.router = e->router, .x = s->x, .scores = s->scores, .rows = s->rows,
+    const ft_scores_call scores = {.router = e->router, .x = s->by, .scores = s->scores, .rows = s->rows,
                                    .hidden = e->hidden, .outputs = s->outputs, .type = e->type};
     ft_scores(&scores);
-    in_items(choose_item, s, s->rows, e->experts * e->chosen);
+    for_rows(choose_row, s, s->rows, e->experts * e->chosen);
+}
+
+static void run_rows(state *s) {
+    const ft_experts *e = s->e;
+    const int32_t half = s->given->half;
+    if (half != FT_FROM_GATED) route(s);
     sort_pairs(s);
-    run_gate_up(s);
-    activate(s, s->both, s->gated, s->pairs, e->inner, e->activation);
+    if (half != FT_FROM_GATED) {
+        run_gate_up(s);
+        activate(s, s->both, s->gated, s->pairs, e->inner, e->activation);
+        if (e->shared_down) run_shared(s);
+    }
+    if (half == FT_TO_GATED) return;
     run_down(s);
-    if (e->shared_down) run_shared(s);
-    in_items(combine_item, s, s->rows, e->hidden * e->chosen);
+    if (e->shared_down) ft_linear_dense(e->shared_down, s->shared_between, s->shared, NULL, s->rows);
+    for_rows(combine_row, s, s->rows, s->width * e->chosen);
+}
+
+static const char *rows_from(const void *rows, int64_t row, int64_t width, size_t item) {
+    return rows ? (const char *)rows + (size_t)(row * width) * item : NULL;
 }
 
 void ft_experts_run(const ft_experts *e, const ft_experts_rows *rows) {
-    state s = {.e = e, .kernels = ft_linear_kernels_in_use(), .item = e->type == FT_BFLOAT16 ? 2 : 4};
+    state s = {.e = e, .kernels = ft_linear_kernels_in_use(), .item = e->type == FT_BFLOAT16 ? 2 : 4,
+               .width = e->down[0]->outputs, .given = rows};
     s.outputs = ft_round_up(e->experts + (e->shared_gated ? 1 : 0), FT_PANEL);
-    const size_t row_bytes = (size_t)e->hidden * s.item;
-    for (int64_t done = 0; done < rows->rows; done += MOST_ROWS) {
-        s.rows = least(MOST_ROWS, rows->rows - done);
+    for (; s.done < rows->rows; s.done += s.rows) {
+        s.rows = least(MOST_ROWS, rows->rows - s.done);
         s.pairs = s.rows * e->chosen;
-        s.x = (const char *)rows->x + (size_t)done * row_bytes;
-        s.y = (char *)rows->y + (size_t)done * row_bytes;
-        s.residual = rows->residual ? (const char *)rows->residual + (size_t)done * row_bytes : NULL;
-        s.choices = rows->choices ? rows->choices + done * e->chosen : NULL;
+        s.x = rows_from(rows->x, s.done, e->hidden, s.item);
+        s.by = rows->by ? rows_from(rows->by, s.done, e->hidden, s.item) : s.x;
+        s.y = (char *)rows_from(rows->y, s.done, s.width, s.item);
+        s.residual = rows_from(rows->residual, s.done, s.width, s.item);
         char *memory = ft_scratch(4, (size_t)lay_out(&s, NULL));
         if (!memory) abort();
         lay_out(&s, memory);

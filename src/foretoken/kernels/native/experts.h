@@ -9,27 +9,32 @@
 #define FORETOKEN_EXPERTS_H
 
 #include "linear.h"
+#include "rows.h"
 
 enum { FT_SCORE_NONE, FT_SCORE_SOFTMAX, FT_SCORE_SIGMOID };
 // What is made of the chosen scores.
 enum { FT_WEIGHTS_KEPT, FT_WEIGHTS_NORMED, FT_WEIGHTS_SOFTMAX, FT_WEIGHTS_SIGMOID };
-// FT_CLAMPED_SWISH: g = min(gate, limit), u = clamp(up, -limit, limit): (u + 1) g sigmoid(alpha g).
+// Beside FT_SILU and FT_GELU_TANH. FT_CLAMPED_SWISH: g = min(gate, limit), u = clamp(up, -limit, limit): (u + 1) g sigmoid(alpha g).
 // FT_RELU_SQUARED has no gate.
-enum { FT_CLAMPED_SWISH = 2, FT_RELU_SQUARED = 3 };
+enum { FT_CLAMPED_SWISH = 3, FT_RELU_SQUARED = 4 };
+// The parts of a call. Where processes share the outputs of all matrices, each gives the others its part of
+// what is gated after the first half.
+enum { FT_WHOLE, FT_TO_GATED, FT_FROM_GATED };
 enum { FT_MOST_EXPERTS = 1024, FT_MOST_CHOSEN = 32 };
 
 typedef struct {
     const float *router;       // [panel][hidden][16] of experts, with shared_gated one output more
     const float *router_bias;  // of the experts' scores, or null
     const float *choice_bias;  // added to scores for the choice alone, or null
+    const float *weight_scale; // what the weight of each expert is multiplied by at last, or null
     const ft_linear *const *gate_up;  // [experts]; what is `next` to one are more of its outputs
-    const ft_linear *const *down;     // [experts], float32 results
+    const ft_linear *const *down;     // [experts], float32 results; y has their outputs
     const ft_linear *shared_gate_up, *shared_down;  // of what all rows go through, or null
-    int64_t hidden, inner, shared_inner;
+    int64_t hidden, inner, shared_inner;  // of gate_up: down may take more, of other processes
     int32_t experts, chosen;
     int32_t score, weights;
-    int32_t groups, open_groups;  // the choice is among the experts of the best groups; 0: among all
-    int32_t group_best;           // a group's worth: the sum of its so many best
+    int32_t groups, open_groups;  // the choice is among the experts of the best groups, by the sum of their
+                                  // two best; 0: among all
     int32_t shared_gated;         // the shared result times the sigmoid of the router's last output
     int32_t activation, shared_activation;
     int32_t type;                 // of rows, residual and result
@@ -43,11 +48,16 @@ typedef struct {
 
 typedef struct {
     const void *x;         // [rows, hidden]
-    void *y;               // [rows, hidden]
+    const void *by;        // like x: what the router reads; null: x
+    void *y;               // [rows, outputs of down]
     const void *residual;  // like y, or null; may be y itself
     int64_t rows;
-    int32_t *choices;   // [rows, chosen], written: experts of each row; or null
     int64_t *distinct;  // is increased by the number of experts that were read; or null
+    // Between two halves, else null. The second does not read x and by.
+    int64_t *routes;  // [rows, chosen + 1]: what the first half tells the second: weight and expert, 32 bits each
+    void *gated;      // [rows, chosen, inner], of the second half inputs of down; not in the order of rows
+    void *shared;     // [rows, shared_inner], likewise
+    int32_t half;
 } ft_experts_rows;
 
 FT_EXPORT void ft_experts_run(const ft_experts *experts, const ft_experts_rows *rows);

@@ -173,12 +173,12 @@ int64_t ft_rollout(const ft_rollout_model *model, const ft_rollout_call *call) {
                             .units = call->units,
                             .cos = model->cos,
                             .sin = model->sin,
-                            .width = model->width};
+                            .width = model->width,
+                            .kv_stride = model->kv_stride};
     s.step = (ft_step){.x = call->x,
                        .positions = call->positions,
                        .slots = call->slots,
                        .kv = model->kv,
-                       .kv_stride = model->kv_stride,
                        .kinds = &s.kind,
                        .beside = call->beside};
     if (call->masks) return draft_at_once(&s);

@@ -8,7 +8,7 @@
 
 #include "foretoken.h"
 
-enum { FT_SILU = 0, FT_GELU_TANH = 1 };
+enum { FT_SILU = 0, FT_GELU_TANH = 1, FT_SIGMOID = 2 };
 
 // y = x / rms(x) * weight (+ residual, then: round(x / rms(x) * weight) + residual).
 typedef struct {
@@ -23,15 +23,15 @@ typedef struct {
     float eps;
 } ft_norm_call;
 
-// Turns queries and keys of fused rows [H + 2 K heads] by their positions, after a norm over each
-// head if there are weights. Queries change in place; keys and values go to their slots.
+// Turns queries and keys of fused rows [H + 2 K heads] by their positions, after (or before) a norm over
+// each head if there are weights. Queries change in place; keys and values go to their slots.
 typedef struct {
     void *qkv;                 // [rows, (H + 2 K) * h]
     void *kv;                  // [slots, 2 * K heads]: keys, then values
     const void *cos, *sin;     // tables [positions, width]; the first half of sin has the minus sign
     const int64_t *positions;  // rows of the tables, or null: row i has row i
     const int64_t *slots;      // or null: row i has first_slot + i
-    const void *query_norm, *key_norm;  // [h], or null
+    const void *query_norm, *key_norm, *value_norm;  // [h], or null
     int64_t first_slot;
     int64_t rows, qkv_stride, kv_stride;  // in numbers of their types
     int32_t num_heads, num_kv_heads, head_dim;
@@ -39,6 +39,7 @@ typedef struct {
     int32_t type;
     int32_t kv_type;  // `type`, or FT_INT8: the largest of a head becomes 127 or -127
     int32_t norm_type;
+    int32_t turns_first;  // whether queries and keys are turned before they are normed
     float eps;
 } ft_rotary_call;
 

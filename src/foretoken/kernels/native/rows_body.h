@@ -166,9 +166,12 @@ ALWAYS void rotary_rows(const ft_rotary_call *c, int64_t first, int64_t end, con
         for (int h = 0; h < turned; h++) {
             void *head = row_at(row, h, size, type);
             const void *weight = h < c->num_heads ? c->query_norm : c->key_norm;
-            if (weight) norm_head(c, head, weight, type);
+            if (weight && !c->turns_first) norm_head(c, head, weight, type);
             turn(head, cos, sin, c->width, type);
+            if (weight && c->turns_first) norm_head(c, head, weight, type);
         }
+        for (int h = turned; c->value_norm && h < turned + c->num_kv_heads; h++)
+            norm_head(c, row_at(row, h, size, type), c->value_norm, type);
         keep(c, row_at(row, c->num_heads, size, type), slot, type);
     }
 }
@@ -180,13 +183,14 @@ static void rotary(const ft_rotary_call *c, int64_t first, int64_t end) {
         rotary_rows(c, first, end, FT_FLOAT32);
 }
 
-// x / (1 + 2^-rate): with rate = x log2(e) this is x sigmoid(x).
+// x / (1 + 2^-rate): with rate = x log2(e) this is x sigmoid(x); or the sigmoid alone.
 ALWAYS vf gated(vf x, const int activation) {
     vf rate = vf_mul(x, vf_set1(-LOG2_E));
     if (activation == FT_GELU_TANH) {
         const vf square = vf_fma(vf_mul(x, x), vf_set1(0.044715f), vf_set1(1.0f));
         rate = vf_mul(vf_mul(rate, square), vf_set1(1.5957691216057308f)); // 2 sqrt(2 / pi)
     }
+    if (activation == FT_SIGMOID) x = vf_set1(1.0f);
     return vf_div(x, vf_add(vf_set1(1.0f), vf_exp2(vf_min(vf_set1(126.0f), rate))));
 }
 
@@ -204,15 +208,20 @@ ALWAYS void gate_rows(const ft_gate_call *c, int64_t first, int64_t end, const i
     }
 }
 
-static void gate(const ft_gate_call *c, int64_t first, int64_t end) {
-    if (c->type == FT_BFLOAT16 && c->activation == FT_SILU)
-        gate_rows(c, first, end, FT_BFLOAT16, FT_SILU);
-    else if (c->type == FT_BFLOAT16)
-        gate_rows(c, first, end, FT_BFLOAT16, FT_GELU_TANH);
-    else if (c->activation == FT_SILU)
-        gate_rows(c, first, end, FT_FLOAT32, FT_SILU);
+ALWAYS void gate_any(const ft_gate_call *c, int64_t first, int64_t end, const int type) {
+    if (c->activation == FT_SILU)
+        gate_rows(c, first, end, type, FT_SILU);
+    else if (c->activation == FT_GELU_TANH)
+        gate_rows(c, first, end, type, FT_GELU_TANH);
     else
-        gate_rows(c, first, end, FT_FLOAT32, FT_GELU_TANH);
+        gate_rows(c, first, end, type, FT_SIGMOID);
+}
+
+static void gate(const ft_gate_call *c, int64_t first, int64_t end) {
+    if (c->type == FT_BFLOAT16)
+        gate_any(c, first, end, FT_BFLOAT16);
+    else
+        gate_any(c, first, end, FT_FLOAT32);
 }
 
 enum {

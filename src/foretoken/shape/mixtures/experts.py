@@ -40,8 +40,6 @@ class Routing:
     """Whether the product of the router is float32; else it has the model's type."""
     bias: bool = False
     """Added to the product."""
-    normed: bool = False
-    """Whether the router reads rows that are normed without weights, times a scale."""
     expert_scales: bool = False
     """Whether each expert's weight is multiplied by a number of its own at last."""
     softcap: float | None = None
@@ -69,7 +67,7 @@ class Experts:
     """On the matrices of the experts."""
     shared: Literal["none", "always", "gated", "beside"] = "none"
     """An MLP of all rows beside them; `gated`: times the sigmoid of a product of its own; `beside`:
-    the plain MLP of the layer, both with norms of their own."""
+    the plain MLP of the layer, both with norms of their own, as the router has one."""
     shared_width: int = 0
     """Of `always` and `gated`."""
 
@@ -97,8 +95,8 @@ class Experts:
         """Numbers of a layer's router, of the gate of its shared expert, and of norms beside."""
         routing = self.routing
         each = hidden + routing.bias + routing.choice_bias + routing.expert_scales
-        beside = {"gated": hidden, "beside": 3 * hidden}.get(self.shared, 0)
-        return self.count * each + routing.normed * hidden + beside
+        beside = {"gated": hidden, "beside": 4 * hidden}.get(self.shared, 0)
+        return self.count * each + beside
 
     def touched(self, rows: float) -> float:
         """Experts of a layer that so many rows read, if they choose independently and evenly: an

@@ -439,7 +439,7 @@ def _gemma4(config: Config) -> dict[str, Any]:
             used=size(config, "top_k_experts"),
             width=size(config, "moe_intermediate_size"),
             layers=(True,) * layers,
-            routing=Routing(weights="normalized", normed=True, expert_scales=True),
+            routing=Routing(weights="normalized", expert_scales=True),
             activation="gelu_pytorch_tanh",
             shared="beside",
         )

@@ -30,7 +30,7 @@ from torch import Tensor
 from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError
 from foretoken.kv.store import KVStore
-from foretoken.layers.attention import AttentionBlock, StepState
+from foretoken.layers.attention import StepState
 from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.layers.mlp import GatedMLP
 from foretoken.models.base import LoadOptions
@@ -210,7 +210,7 @@ class Calibration:
         hidden, inner = shape.hidden_size, shape.intermediate_size
         widths = {"qkv": hidden, "out": shape.query_size, "gate_up": hidden, "down": inner}
         seen = {name: Moments(width) for name, width in widths.items()}
-        assert isinstance(layer.attention, AttentionBlock), "layers that share keys are refused"
+        assert layer.attention.keeps, "layers that share keys are refused"
         attention = replace(
             layer.attention,
             qkv=_Watched(layer.attention.qkv, seen["qkv"]),

@@ -56,7 +56,7 @@ class CompiledEagle3:
         assert self.layers is not None, "made together"
         x_TD = hidden_TD.clone(memory_format=torch.contiguous_format)
         embedded_TD = self.parts.embedding(inputs.tokens_T)
-        self.layers.run(x_TD, inputs, store, beside_TD=embedded_TD)
+        self.layers.run(x_TD, inputs, store, beside=embedded_TD)
         return x_TD
 
     def logits(self, outputs_BD: Tensor) -> Tensor:
