@@ -36,6 +36,7 @@ from foretoken.kernels.gpu_kernels import GpuKernels, GpuWeights
 from foretoken.kernels.library import VARIABLE
 from foretoken.models import LoadOptions, Model
 from foretoken.models.load import layer_builder
+from foretoken.models.tensors import StepDraws
 from foretoken.ops.attention import Geometry, SpanWindow
 from foretoken.ops.attention.gpu import GpuAttention
 from foretoken.ops.drawing import Drawing, pack_rows
@@ -443,10 +444,10 @@ def _wall(run: Callable[[], Any], repeats: int) -> float:
 def _profile(runner: Any) -> dict[str, Any]:
     """Kernels of a recorded step, the longest gaps between them, and the slowest kernels, in us."""
     layouts, ids = rows_at(1, 1, 1000, runner.page_size)
-    draws = pack_rows(range(1), Drawing.of(0.8, None))
+    draws = StepDraws(pack_rows(range(1), Drawing.of(0.8, None)))
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.inference_mode(), torch.profiler.profile(activities=activities) as profile:
-        runner.model.step(layouts, ids, range(1), runner.store, None, draws)
+        runner.model.step(layouts, ids, range(1), runner.store, None, draws).arrived()
     events = sorted(
         (event.time_range.start, event.time_range.end, event.name) for event in profile.events()
     )

@@ -12,9 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from foretoken import SamplingParams
 from foretoken.models.captured import CapturedSteps
 from foretoken.models.tensors import SpanLayout
 from foretoken.ops.twin_kernels import TwinKernels
+from foretoken.runtime.ahead import StepAhead
+from foretoken.runtime.runner import Runner
+from foretoken.runtime.scheduling.scheduler import Scheduler
+from foretoken.v1.metrics.reader import Histogram
 from tests.drafters import TreeProposer
 from tests.e2e.heads import HEADS
 from tests.e2e.lossless import (
@@ -25,6 +30,7 @@ from tests.e2e.lossless import (
     Result,
     counted,
     generate,
+    is_idle,
     make_prompts,
     open_exact,
     with_model,
@@ -147,6 +153,85 @@ def test_a_chain_waits_once(method: str, model: Path, folders: dict[str, Path]) 
     assert all(counts["read by the host"] == 1 for counts in found)
     # Some were recorded in that call, which makes memory.
     assert least in found and all(least <= counts for counts in found)
+
+
+ENDS = {"temperature": 1.0, "seed": 11, "stop_token_ids": list(range(0, VOCAB, 9))}
+
+
+@pytest.mark.parametrize("pressure", slow_but([*PRESSURES], "calm", "shortage"))
+def test_a_step_that_is_begun_early_changes_nothing(
+    pressure: str, model: Path, kernels: TwinKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a token, nor what is counted, nor the pages that a prompt seen before is found on."""
+    found, begun, resume = list[Any](), Counter[str](), Scheduler.resume
+
+    def count(scheduler: Scheduler) -> None:
+        begun["early"] += 1
+        resume(scheduler)
+
+    monkeypatch.setattr(Scheduler, "resume", count)
+    several = [PARAMETERS["greedy"], ENDS, PARAMETERS["logprobs"], PARAMETERS["filters"]]
+    names = (":prompt_tokens", ":generation_tokens", ":request_success", ":engine_steps")
+    for early in (True, False):
+        if not early:
+            monkeypatch.setattr(StepAhead, "begin", lambda *_: None)
+        with open_exact(model, None, **PRESSURES[pressure]) as llm:
+            prompts = make_prompts(8, 3)
+            results = [generate(llm, prompts, {"max_tokens": 20, **one}) for one in several * 2]
+            [rows] = [one for one in llm.get_metrics() if "iteration_tokens" in one.name]
+            assert is_idle(llm) and isinstance(rows, Histogram)
+            found.append((results, rows.sum, [counted(llm, name) for name in names]))
+    assert begun["early"] > found[0][2][3] / 3
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("how", ["aborted", "broken off"])
+def test_a_step_that_is_begun_early_and_not_wanted_leaves_nothing(
+    how: str, model: Path, kernels: TwinKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests end between steps and come again by the same names, beside some that go on."""
+    with open_exact(model, None, max_num_seqs=4) as llm:
+        engine, found = llm._engine, dict[str, list[int]]()
+        params = SamplingParams(temperature=0.9, seed=3, max_tokens=24, detokenize=False)
+
+        def ask(*names: str) -> None:
+            for name in names:
+                prompt = [5, *map(ord, name)]
+                [request] = engine.make_requests(name, [token % VOCAB for token in prompt], params)
+                engine.add_request(request)
+                found[name] = []
+
+        def step() -> None:
+            for output in engine.step():
+                found[output.request_id] += output.new_token_ids
+            engine.parts.scheduler.check_integrity()
+
+        def finish() -> dict[str, list[int]]:
+            while engine.has_unfinished:
+                step()
+            assert engine.parts.scheduler.pool.num_used == 0
+            return dict(found)
+
+        ask("a", "bb", "ccc")
+        whole = finish()
+        for count in (3, 4, 9):
+            ask("a", "bb", "ccc")
+            for _ in range(count):
+                step()
+            if how == "aborted":
+                engine.abort("a")
+                engine.abort("ccc")
+                ask("ccc", "a")
+            else:
+                with monkeypatch.context() as patch:
+                    patch.setattr(Runner, "run", lambda *_: 1 / 0)
+                    with pytest.raises(ZeroDivisionError):
+                        step()
+                assert sorted(engine.cancelled) == ["a", "bb", "ccc"]
+                for name in engine.cancelled:
+                    engine.fail(name, "it was broken off")
+                ask("ccc", "bb", "a")
+            assert finish() == whole, count
 
 
 def test_right_branches_of_trees(model: Path, plain: dict[str, list[Result]]) -> None:

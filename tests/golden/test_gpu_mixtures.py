@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foretoken.models import LoadOptions
-from foretoken.models.tensors import SpanLayout
+from foretoken.models.tensors import SpanLayout, StepDraws
 from foretoken.ops.drawing import BEST, pack_rows
 from foretoken.ops.twin_kernels import TwinKernels
 from foretoken.runtime.runner import Runner
@@ -85,11 +85,10 @@ def test_a_step_reads_once_and_says_what(tmp_path: Path) -> None:
         runner = prompted()
         for _ in range(2):
             kernels.launched.clear()
+            draws = StepDraws(pack_rows([0] * 3, BEST))
             with asked() as counts:
-                found = runner.model.step(
-                    layouts, [[5]] * 3, range(3), runner.store, None, pack_rows([0] * 3, BEST)
-                )
-        assert found is not None and found.experts_read == wanted > 3.0
+                found = runner.model.step(layouts, [[5]] * 3, range(3), runner.store, None, draws)
+                assert found is not None and found.arrived().experts_read == wanted > 3.0
         assert counts == {"copy_": 2, "read by the host": 1}
         assert kernels.launched.total() <= 12 * runner.model.shape.num_hidden_layers + 6
 

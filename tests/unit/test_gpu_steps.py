@@ -11,7 +11,7 @@ import torch
 
 from foretoken.models import LoadOptions
 from foretoken.models.rollout import plan_best
-from foretoken.models.tensors import SpanLayout
+from foretoken.models.tensors import SpanLayout, StepDraws
 from foretoken.ops.attention.base import Geometry, SpanWindow
 from foretoken.ops.attention.gpu import GpuAttention
 from foretoken.ops.drawing import BEST, Drawing, pack_rows
@@ -48,33 +48,39 @@ def _layouts(batch: int, start: int, rows: int) -> list[SpanLayout]:
 
 @pytest.mark.parametrize("filters", [None, (0.02, 40, 0.9)])
 @pytest.mark.parametrize("start", [20, 120])
-@pytest.mark.parametrize(("batch", "drafts"), [(1, 0), (1, 5), (8, 0), (8, 3)])
+@pytest.mark.parametrize(
+    ("batch", "drafts", "follows"),
+    [(1, 0, False), (1, 5, False), (8, 0, False), (8, 3, False), (8, 0, True)],
+)
 def test_a_step_is_nine_launches_a_layer_a_copy_in_and_a_copy_out(
     runner: Runner,
     kernels: TwinKernels,
     batch: int,
     drafts: int,
+    follows: bool,
     start: int,
     filters: tuple[float, int, float] | None,
 ) -> None:
-    """And nothing else: no memory is asked for, and the host waits once, at the end."""
+    """And nothing else: no memory is asked for, and the host waits once, at the end. One that is
+    begun before the tokens of the last are read takes them from there."""
     rows = drafts + 1
     layouts, tokens = _layouts(batch, start, rows), [[3] * rows] * batch
-    draws = pack_rows(range(batch * rows), Drawing.of(0.8, filters))
+    how = pack_rows(range(batch * rows), Drawing.of(0.8, filters))
 
-    def step() -> None:
+    def step(follows: bool = follows) -> None:
+        draws = StepDraws(how, follows)
         output = runner.model.step(layouts, tokens, range(batch * rows), runner.store, None, draws)
-        assert output is not None and output.chosen_R is not None
-        assert len(output.chosen_R) == batch * rows
+        assert output is not None
+        assert len(output.arrived().chosen_R or ()) == batch * rows
 
     with asked() as found, torch.inference_mode():
-        step()  # It is recorded here.
+        step(False)  # It is recorded here.
         found.clear()
         kernels.launched.clear()
         step()
     assert found == {"copy_": 2, "read by the host": 1}
     # A row that sees one split alone needs nothing combined.
-    most = (9 if start + rows > kernels.split else 8) * LAYERS + 6 + (filters is not None)
+    most = (9 if start + rows > kernels.split else 8) * LAYERS + 6 + (filters is not None) + follows
     assert kernels.launched.total() <= most
 
 
@@ -167,6 +173,6 @@ def test_what_is_drawn_in_the_step_is_what_is_drawn_after_it(runner: Runner) -> 
     draw = backend_for(torch.device("cpu")).draw
     assert draw is not None
     with torch.inference_mode():
-        output = runner.model.step(layouts, tokens, range(4), runner.store, None, how)
+        output = runner.model.step(layouts, tokens, range(4), runner.store, None, StepDraws(how))
         assert output is not None
-        assert output.chosen_R == draw(output.logits_RV, how)
+        assert output.arrived().chosen_R == draw(output.logits_RV, how)

@@ -23,6 +23,7 @@ from foretoken.kernels.threads import StepThreads
 from foretoken.kv.shared_pages import SharedPages
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.choose.drafters import Drafters
+from foretoken.runtime.ahead import BegunStep, StepAhead
 from foretoken.runtime.batch import Batch, Verification
 from foretoken.runtime.faults import draws_of, leave_out_masked, say_failure, verify_apart
 from foretoken.runtime.grammar import Grammars
@@ -54,6 +55,8 @@ class SpeculationController:
     plan: DraftPlanner
     observe: StepObserver
     live: LivePolicy
+    most_drafts: Callable[[Request], int]
+    """Of a request in a step, load aside."""
     release: Callable[[str], None]
     """Forgets a request that ended; unknown ids are fine."""
     control: AdaptiveControl | None = None
@@ -86,6 +89,7 @@ class EngineParts:
     metrics: EngineMetrics
     runner: Runner
     verifier: Verifier
+    ahead: StepAhead
     texts: TextStreams
     grammars: Grammars
     threads: StepThreads
@@ -186,39 +190,38 @@ class Engine:
         parts, began = self.parts, time.perf_counter()
         between_s = 0.0 if self._left_at is None else began - self._left_at
         self.cancelled, self._left_at = (), None
-        planned = parts.scheduler.schedule()
-        scheduled = time.perf_counter()
+        begun = parts.ahead.take()
+        planned = begun.batch if begun is not None else parts.scheduler.schedule()
+        scheduled = drafted = joined = time.perf_counter()
         if not planned.spans:
             return []
         try:
             with parts.threads:
-                if parts.shared is not None:
-                    parts.shared.resting = planned.plan.resting
-                context = Context(planned.spans, planned.plan)
-                batch = planned.with_draft(parts.proposer.propose(context))
-                drafted = time.perf_counter()
-                if arrive is not None and batch.num_drafts:
-                    arrive()
-                    planned = batch = parts.scheduler.join(batch)
-                joined = time.perf_counter()
-                draws = draws_of(parts.verifier, batch) if parts.runner.draws else None
-                computed = parts.runner.run(batch, draws)
+                if begun is None:
+                    if parts.shared is not None:
+                        parts.shared.resting = planned.plan.resting
+                    context = Context(planned.spans, planned.plan)
+                    batch = planned.with_draft(parts.proposer.propose(context))
+                    drafted = time.perf_counter()
+                    if arrive is not None and batch.num_drafts:
+                        arrive()
+                        planned = batch = parts.scheduler.join(batch)
+                    joined = time.perf_counter()
+                    draws = draws_of(parts.verifier, batch) if parts.runner.draws else None
+                    begun = BegunStep(batch, parts.runner.run(batch, draws))
+                parts.ahead.begin(begun)
+                batch, computed = begun.arrived()
                 verification, broken = verify_apart(parts.verifier, batch, computed)
                 parts.runner.settle(batch, verification.paths)
         except BaseException as error:
+            parts.ahead.drop()
             parts.scheduler.cancel(planned)
             if not isinstance(error, EngineLostError):
-                ids = (span.sequence.request.request_id for span in planned.spans)
-                self.cancelled = tuple(ids)
+                running = (one.sequence for one in planned.spans if not one.sequence.finish_reason)
+                self.cancelled = tuple(sequence.request.request_id for sequence in running)
             raise
         verified = time.perf_counter()
-        verification, masked = leave_out_masked(batch, verification)
-        ended = [parts.scheduler.fail(request_id, why) for request_id, why in broken.items()]
-        ended += self._refuse("bad_words", masked)
-        ended += self._refuse("structured_outputs", parts.grammars.take_failures())
-        committed = parts.scheduler.commit(batch, verification, time.monotonic())
-        committed += [output for output in ended if output is not None]
-        outputs = [self._with_text(output) for output in committed]
+        verification, outputs = self._committed(batch, verification, broken)
         ended_at = time.perf_counter()
         self._left_at = ended_at if self.has_unfinished else None
         total_s = ended_at - began
@@ -233,6 +236,20 @@ class Engine:
             if output.finish_reason is not None:
                 self._release(output.request_id)
         return outputs
+
+    def _committed(
+        self, batch: Batch, verification: Verification, broken: Mapping[str, str]
+    ) -> tuple[Verification, list[Output]]:
+        """What stays of a step, and the outputs of its requests, of those too that end with an
+        error."""
+        parts = self.parts
+        verification, masked = leave_out_masked(batch, verification)
+        ended = [parts.scheduler.fail(request_id, why) for request_id, why in broken.items()]
+        ended += self._refuse("bad_words", masked)
+        ended += self._refuse("structured_outputs", parts.grammars.take_failures())
+        committed = parts.scheduler.commit(batch, verification, time.monotonic())
+        committed += [output for output in ended if output is not None]
+        return verification, [self._with_text(output) for output in committed]
 
     def rehearse(self, request: Request, most_s: float) -> None:
         """Serve a request that nobody waits for, since first runs are slow, but no step more once

@@ -53,6 +53,7 @@ from foretoken.proposers.choose.policy import FirstPolicy, PlannedPolicy, Policy
 from foretoken.proposers.custom import DraftCheck
 from foretoken.proposers.drafter_factory import create_drafters, feature_points, find_drafters
 from foretoken.proposers.method import BuildContext, DrafterSpec, Target
+from foretoken.runtime.ahead import StepAhead
 from foretoken.runtime.batch import Batch, Verification
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.rank0_driver import Leader, LoadShare
@@ -217,6 +218,7 @@ class _Assembly:
                 ),
                 runner=runner,
                 verifier=verifier,
+                ahead=StepAhead(scheduler, verifier, runner, controller.most_drafts),
                 texts=texts,
                 grammars=grammars,
                 threads=threads,
@@ -463,6 +465,7 @@ def build_controller(
         plan=failsafe.plan,
         observe=failsafe.guarded(learn),
         live=live,
+        most_drafts=budget.budget,
         release=_nobody if control is None else failsafe.guarded(control.release),
         control=control,
         costs=costs,

@@ -12,7 +12,14 @@ from foretoken.errors import ConfigError
 from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
 from foretoken.layers.embedding import Embedding
-from foretoken.models.tensors import ModelInput, ModelOutput, RolledOut, RolloutPlan, SpanLayout
+from foretoken.models.tensors import (
+    ModelInput,
+    ModelOutput,
+    RolledOut,
+    RolloutPlan,
+    SpanLayout,
+    StepDraws,
+)
 from foretoken.ops.linear import Linear
 from foretoken.shape import ModelShape
 
@@ -117,7 +124,7 @@ class Model(ABC):
         rows: Sequence[int],
         store: KVStore,
         features: FeatureStore | None = None,
-        draws: bytes | None = None,
+        draws: StepDraws | None = None,
     ) -> ModelOutput | None:
         """Run a whole step at once, where a device has kernels for all of it.
 
@@ -127,8 +134,7 @@ class Model(ABC):
             rows: which of the step's tokens need logits.
             store: keys and values; the step's are written to it.
             features: where the hidden states that a drafter reads are kept, if any.
-            draws: how the token of each of `rows` is drawn (`ops.drawing.pack_rows`), where nothing
-                edits its logits and no id is left out; None: tokens are not drawn here.
+            draws: how the token of each of `rows` is drawn; None: tokens are not drawn here.
 
         Returns:
             Its results, valid until the next step; None: this step is run by `hidden` and `logits`.

@@ -21,7 +21,14 @@ from foretoken.kv.store import KVStore
 from foretoken.models.gpu_decoder import DecoderParts, GpuDecoder, Workspace, knows
 from foretoken.models.rollout import MaskSlots
 from foretoken.models.step_buffers import DevicePass, PassRows, StepBuffers, StepKey, bucket
-from foretoken.models.tensors import ModelOutput, RolledOut, RolloutPlan, SpanLayout
+from foretoken.models.tensors import (
+    Arrived,
+    ModelOutput,
+    RolledOut,
+    RolloutPlan,
+    SpanLayout,
+    StepDraws,
+)
 from foretoken.ops.attention.base import SpanWindow
 from foretoken.ops.attention.gpu import UnitPlan, lay_out, plan_rows
 from foretoken.ops.drawing_gpu import Draws, choose, read_rows
@@ -56,6 +63,8 @@ class CapturedSteps:
         self._long: Workspace | None = None
         self._store: KVStore | None = None
         self._logits_RV: Tensor | None = None
+        self._drawn_R: Tensor | None = None
+        """Tokens of the last step."""
 
     @property
     def parts(self) -> DecoderParts:
@@ -84,7 +93,7 @@ class CapturedSteps:
         rows: Sequence[int],
         store: KVStore,
         features: FeatureStore | None = None,
-        draws: bytes | None = None,
+        draws: StepDraws | None = None,
     ) -> ModelOutput:
         """Run a step.
 
@@ -94,27 +103,32 @@ class CapturedSteps:
             rows: which of the step's tokens need logits.
             store: keys and values.
             features: where hidden states are kept, if anywhere.
-            draws: how each row's token is drawn (`pack_rows`), if it may be: nothing edits its
-                logits and nothing is left out.
+            draws: how each row's token is drawn, if it may be here.
         """
         plan = self._plan([layout.window for layout in layouts])
         tokens = list(chain.from_iterable(token_ids))
-        how = None if draws is None else read_rows(draws)
+        how = None if draws is None else read_rows(draws.rows)
         buffers = self._of(store)
         key = buffers.fill([PassRows(plan=plan, tokens=tokens, logits=rows, draws=how)])
+        if draws is not None and draws.follows:
+            assert self._drawn_R is not None, "there was a step before"
+            tokens_T = buffers.tokens(key)
+            # Not recorded: what is recorded runs twice at first, and draws other tokens.
+            self._decoder.kernels.take_rows(self._drawn_R[:, None], tokens_T, tokens_T[:, None])
         found = self._play(_Way("embedded", draws=how is not None), key, store, features)
         count = len(rows)
-        tokens_R, read = None, 0
-        if how is not None:
-            numbers = buffers.read(found.ints)
-            tokens_R, read = numbers[:count], sum(numbers[key[-1].logits :])
         work = self._workspace(key)
-        return ModelOutput(
-            logits_RV=found.logits_RV[:count],
-            hidden_RD=work.hidden_TD[:count],
-            chosen_R=tokens_R,
-            experts_read=read / max(self._decoder.num_mixtures, 1),
-        )
+        output = ModelOutput(logits_RV=found.logits_RV[:count], hidden_RD=work.hidden_TD[:count])
+        if how is None:
+            return output
+        self._drawn_R, read = found.tokens_KR[0], buffers.send(found.ints)
+
+        def wait() -> Arrived:
+            numbers = read()
+            experts = sum(numbers[key[-1].logits :]) / max(self._decoder.num_mixtures, 1)
+            return Arrived(numbers[:count], experts)
+
+        return replace(output, wait=wait)
 
     @property
     def reads_features(self) -> bool:

@@ -19,7 +19,14 @@ from foretoken.models.captured import CapturedSteps
 from foretoken.models.compiled_layers import CompiledLayers
 from foretoken.models.rollout import MOST_ROWS, CompiledRollout
 from foretoken.models.stages import Stages
-from foretoken.models.tensors import ModelInput, ModelOutput, RolledOut, RolloutPlan, SpanLayout
+from foretoken.models.tensors import (
+    ModelInput,
+    ModelOutput,
+    RolledOut,
+    RolloutPlan,
+    SpanLayout,
+    StepDraws,
+)
 from foretoken.ops.linear import Linear
 from foretoken.ops.mixture_kernel import ExpertCounter
 from foretoken.shape import ModelShape
@@ -138,7 +145,7 @@ class Decoder(Model):
         rows: Sequence[int],
         store: KVStore,
         features: FeatureStore | None = None,
-        draws: bytes | None = None,
+        draws: StepDraws | None = None,
     ) -> ModelOutput | None:
         """A whole step on a GPU; None: layer by layer."""
         if self.captured is None:

@@ -6,7 +6,7 @@ alone; the page tables, shared by all passes, are its end. So a graph that was r
 `StepKey` finds the numbers of every later step of that key where it found those of the first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple, final
@@ -138,7 +138,10 @@ class StepBuffers:
         """Grows where the block moves: what was recorded reads the old one."""
         self._copied: torch.cuda.Event | None = None
         self._make(1 << 14)
-        self._found = torch.empty(1 << 12, dtype=torch.int32, pin_memory=self._on_gpu)
+        self._found = [self._results(1 << 12), self._results(1 << 12)]
+
+    def _results(self, count: int) -> Tensor:
+        return torch.empty(count, dtype=torch.int32, pin_memory=self._on_gpu)
 
     def _make(self, count: int) -> None:
         with torch.inference_mode(False):
@@ -246,17 +249,34 @@ class StepBuffers:
             at += count
         return found
 
+    def tokens(self, keys: StepKey) -> Tensor:
+        """Where the device has the tokens of the first pass."""
+        return self._block[_slices(keys[0]).named["tokens"]]
+
     def read(self, tokens: Tensor) -> list[int]:
         """int32 results, in one copy; waits until they are there."""
+        return self.send(tokens)()
+
+    def send(self, tokens: Tensor) -> Callable[[], list[int]]:
+        """The same, but what it gives waits; to be called before those after the next are sent."""
         flat = tokens.reshape(-1)
-        if len(flat) > len(self._found):
-            self._found = torch.empty(2 * len(flat), dtype=torch.int32, pin_memory=self._on_gpu)
-        found = self._found[: len(flat)]
+        room, other = self._found
+        if len(flat) > len(room):
+            room = self._results(2 * len(flat))
+        self._found = [other, room]
+        found, there = room[: len(flat)], None
         found.copy_(flat, non_blocking=True)
         if self._on_gpu:
-            torch.cuda.current_stream(self._device).synchronize()
-        ids: list[int] = found.tolist()
-        return ids
+            there = torch.cuda.Event()
+            there.record()
+
+        def read() -> list[int]:
+            if there is not None:
+                there.synchronize()
+            ids: list[int] = found.tolist()
+            return ids
+
+        return read
 
 
 class _Slices(NamedTuple):

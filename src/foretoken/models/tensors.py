@@ -4,8 +4,9 @@ Shape letters: T tokens of the step, B spans, R rows of logits, V vocabulary, D 
 P pages of the longest span, K drafts of all spans together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -105,6 +106,23 @@ class ModelInput:
     """int64 indices into T of the rows that need logits; None means every row."""
 
 
+class StepDraws(NamedTuple):
+    """How tokens are drawn in the step, where nothing edits their logits and no id is left out."""
+
+    rows: bytes
+    """Of each row of logits: `ops.drawing.pack_rows`."""
+    follows: bool = False
+    """Whether the step's token ids are rows of the step before: the tokens that were drawn there
+    are meant, which need not be known here."""
+
+
+class Arrived(NamedTuple):
+    """What a device gives back of a step."""
+
+    tokens_R: list[int]
+    experts_read: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOutput:
     """Logits of the rows asked for."""
@@ -117,6 +135,15 @@ class ModelOutput:
     """The token of each row, where tokens were drawn on the device; None: they were not."""
     experts_read: float = 0.0
     """Experts of a layer that were read, on average; 0: not counted, or there are none."""
+    wait: Callable[[], Arrived] | None = None
+    """Waits for these; None: they are there."""
+
+    def arrived(self) -> Self:
+        """The same with its tokens, which are waited for."""
+        if self.wait is None:
+            return self
+        tokens_R, experts_read = self.wait()
+        return replace(self, chosen_R=tokens_R, experts_read=experts_read, wait=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

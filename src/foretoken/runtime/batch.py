@@ -36,6 +36,8 @@ class Span:
     """Whether the span reaches the newest committed token."""
     wants_prompt_logprobs: bool = False
     """Whether every committed position of the span needs logits."""
+    after: int | None = None
+    """The span of the step before that gives this one its only token, which nobody knows yet."""
 
     @property
     def num_drafts(self) -> int:
@@ -76,7 +78,9 @@ class Span:
 
     @property
     def input_ids(self) -> list[int]:
-        """Token ids of the forward, drafts last; length num_tokens."""
+        """Token ids of the forward, drafts last; length num_tokens. Of `after`: that."""
+        if self.after is not None:
+            return [self.after]
         tokens = self.sequence.token_ids[self.start : self.start + self.length]
         tokens.extend(self.draft_ids)
         return tokens
@@ -95,6 +99,11 @@ class Batch:
     def num_tokens(self) -> int:
         """Rows of the forward."""
         return sum(span.num_tokens for span in self.spans)
+
+    @property
+    def follows(self) -> bool:
+        """Whether it begins before the tokens of the step before are known."""
+        return any(span.after is not None for span in self.spans)
 
     @property
     def num_drafts(self) -> int:

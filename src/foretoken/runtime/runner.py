@@ -19,7 +19,14 @@ from foretoken.kv.free_runs import Run
 from foretoken.kv.shared_pages import DraftPages, SharedPages
 from foretoken.kv.store import KVStore
 from foretoken.models import LoadOptions, Model, load_model
-from foretoken.models.tensors import ModelInput, ModelOutput, RolledOut, RolloutPlan, SpanLayout
+from foretoken.models.tensors import (
+    ModelInput,
+    ModelOutput,
+    RolledOut,
+    RolloutPlan,
+    SpanLayout,
+    StepDraws,
+)
 from foretoken.ops.attention.base import contiguous_start
 from foretoken.runtime.batch import Batch
 from foretoken.runtime.rank0_driver import Forget, Forward, Leader, Move, Said, wait_for_loading
@@ -80,6 +87,11 @@ class Runner:
     def draws(self) -> bool:
         """Whether tokens may be drawn in the same call, where nothing edits logits."""
         return self.model.runs_steps
+
+    @property
+    def leads(self) -> bool:
+        """Whether other ranks are told what is run."""
+        return self._leader is not None
 
     def lead(self, leader: Leader) -> None:
         """From now on tell the ranks that have the rest of the model what is run."""
@@ -152,7 +164,8 @@ class Runner:
         if self.features is not None:
             self._kept = self._features_of(batch)
         token_ids = [span.input_ids for span in batch.spans]
-        return self._forward(layouts, token_ids, rows, self._kept, draws)
+        how = None if draws is None else StepDraws(draws, batch.follows)
+        return self._forward(layouts, token_ids, rows, self._kept, how)
 
     def _features_of(self, batch: Batch) -> FeatureStore | None:
         """Where the step's features go: those of readers that do not rest, if there is memory."""
@@ -290,7 +303,7 @@ class Runner:
         token_ids: Sequence[Sequence[int]],
         rows: Sequence[int],
         features: FeatureStore | None,
-        draws: bytes | None = None,
+        draws: StepDraws | None = None,
     ) -> ModelOutput:
         with self._leading(Forward(layouts, token_ids, rows)):
             return self._compute(layouts, token_ids, rows, features, draws)
@@ -302,7 +315,7 @@ class Runner:
         token_ids: Sequence[Sequence[int]],
         rows: Sequence[int],
         features: FeatureStore | None,
-        draws: bytes | None = None,
+        draws: StepDraws | None = None,
     ) -> ModelOutput:
         whole = self.model.step(layouts, token_ids, rows, self.store, features, draws)
         if whole is not None:

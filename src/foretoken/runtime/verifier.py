@@ -149,7 +149,10 @@ def _by_span(batch: Batch) -> list[Check | TreeCheck | None]:
             }
             tree = span.tree
             if tree is None:
-                rows = Rows(sequence=span.sequence, drafts=span.draft_ids)
+                # Tokens before the first row that are not known yet, whatever they are.
+                ahead = span.start + span.length - span.sequence.num_tokens
+                drafts = (0,) * ahead + span.draft_ids
+                rows = Rows(sequence=span.sequence, drafts=drafts, first=ahead)
                 checks.append(Check(rows=rows, **places))
             else:
                 runs = _tree_rows(span, tree)

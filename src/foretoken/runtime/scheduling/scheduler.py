@@ -2,7 +2,8 @@
 
 Continuous batching: in each step decoding sequences come first, then their drafts, then prompt
 chunks of admitted sequences, then new admissions. One step at a time: `schedule`, perhaps `join`,
-then `commit` (or `cancel`) of its batch. Invariant: every request added ends exactly once, with one
+then `commit` (or `cancel`) of its batch; one that may begin before that is planned by `follow`, and
+is the next once it is told to `resume`. Invariant: every request added ends exactly once, with one
 Output that has a finish reason. Models, drafters and text are unknown here.
 """
 
@@ -345,6 +346,46 @@ class Scheduler:
         self._admit(spans, tokens_left)
         self._in_flight = bool(spans)
         return Batch(spans=tuple(spans), plan=plan)
+
+    def follow(self, batch: Batch) -> Batch | None:
+        """Plan the step after this one, which runs, before its tokens are known; pages are reserved
+        for it. It is in flight from `resume` on.
+
+        Nobody drafts: each sequence adds one token, which the device reads where it was drawn.
+        None: it takes more than that, or somebody else is to be served.
+        """
+        queues, spans, alive = self._queues, list[Span](), 0
+        if queues.pages_for_next:
+            return None
+        for place, span in enumerate(batch.spans):
+            sequence = span.sequence
+            if sequence.state is not SequenceState.RUNNING:
+                continue
+            request, alive = sequence.request, alive + 1
+            # Logits are looked at before they become those of another step.
+            if not span.samples or span.prompt_rows or request.params.logprobs is not None:
+                return None
+            room = min(request.max_tokens - sequence.num_output, self.max_len - sequence.num_tokens)
+            if room == 1:
+                if queues.waiting:
+                    return None
+                continue
+            if self._pages.draft_room(sequence) < 1:
+                return None
+            self._pages.reserve(sequence, 1)
+            start = span.start + span.length
+            spans.append(Span(sequence=sequence, start=start, length=1, samples=True, after=place))
+        if not spans or alive < len(queues.running):
+            return None
+        load = StepLoad(num_decoding=len(spans), num_prefilling=0)
+        sequences = [span.sequence for span in spans]
+        plan = plan_no_drafts(sequences, load, batch.plan.resting, wanted=False)
+        return Batch(spans=tuple(spans), plan=plan)
+
+    def resume(self) -> None:
+        """What `follow` planned is the step that runs; of its sequences some may have ended."""
+        assert not self._in_flight, "the last batch was neither committed nor cancelled"
+        self._in_flight = True
 
     def join(self, batch: Batch) -> Batch:
         """The scheduled batch, with prompts of requests that came while its drafts were made.
