@@ -66,10 +66,15 @@ def test_add_norm(dtype: torch.dtype, parts: int, after: bool) -> None:
         assert torch.equal(found[0], wanted[0]) == exact[0], "additions have one order"
 
 
-def test_add_norm_may_leave_out_the_norm() -> None:
+@pytest.mark.parametrize("weighed", [False, True])
+def test_add_norm_may_leave_out_the_norm(weighed: bool) -> None:
+    """And may weigh each part of a row."""
+
     def run(kernels: GpuKernels) -> list[Tensor]:
         stream, normed = normal(0, 3, 40), torch.full((3, 40), 7.0, device=DEVICE)
-        kernels.add_norm(normal(1, 2, 3, 40), None, stream, None, normed, EPS)
+        weights_TP = normal(5, 3, 2) if weighed else None
+        parts_PTD = normal(1, 2, 3, 40)
+        kernels.add_norm(parts_PTD, None, stream, None, normed, EPS, weights_TP=weights_TP)
         return [stream, normed]
 
     found, wanted = both(run)
