@@ -146,8 +146,9 @@ def tests(check: Check) -> None:
     """The kernels' own tests, on the device."""
     if check.rehearse:
         return check.put("skipped", "they are for a device")
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider",
-               "tests/unit", "tests/e2e"]  # fmt: skip
+    every = sorted(Path("tests/unit/kernels").glob("test_triton_*.py"))
+    files = [str(one) for one in every if one.stem != "test_triton_compiled"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     left = max(5.0, check.ends - time.monotonic() - 2)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
@@ -157,7 +158,7 @@ def tests(check: Check) -> None:
         return
     lines = done.stdout.splitlines()
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    check.put("passed", done.returncode in (0, 5))
+    check.put("passed", done.returncode == 0)
     check.put("failed", failed[:20])
     check.put("said", lines[-1] if lines else done.stderr[-300:])
 

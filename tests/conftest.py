@@ -1,8 +1,7 @@
-"""What all tests share: devices that may be missing, and a quiet, repeatable hypothesis."""
+"""What all tests share: few threads, and a quiet, repeatable hypothesis."""
 
 import os
 
-import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -24,17 +23,3 @@ settings.register_profile(
     "full", max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests for a GPU where there is none."""
-    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if on_gpu and not _has_cuda():
-        for item in on_gpu:
-            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
