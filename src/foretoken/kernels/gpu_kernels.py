@@ -177,6 +177,21 @@ class Partials(NamedTuple):
         return cls(*(torch.zeros(size, dtype=torch.float32, device=device) for size in sizes))
 
 
+class AttentionCall(NamedTuple):
+    """Attention of a layer."""
+
+    q_THh: Tensor
+    layer: KVLayer
+    shape: AttentionShape
+    step: AttentionInts
+    partials: Partials
+    """Room for results of splits."""
+    out_TD: Tensor
+    """Results."""
+    sinks_H: Tensor | None = None
+    """Score of each head's sink."""
+
+
 class ExpertChoice(NamedTuple):
     """How a layer gives rows their experts."""
 
@@ -425,17 +440,7 @@ class GpuKernels(ABC):
         """
 
     @abstractmethod
-    def attend(
-        self,
-        q_THh: Tensor,
-        layer: KVLayer,
-        shape: AttentionShape,
-        step: AttentionInts,
-        partials: Partials,
-        out_TD: Tensor,
-        *,
-        sinks_H: Tensor | None = None,
-    ) -> None:
+    def attend(self, on: AttentionCall) -> None:
         """Causal attention of the units. Heads are in group-major order: query g of key head k is
         head g * L + k.
 
@@ -448,17 +453,9 @@ class GpuKernels(ABC):
         """
 
     @abstractmethod
-    def combine(
-        self,
-        partials: Partials,
-        shape: AttentionShape,
-        step: AttentionInts,
-        out_TD: Tensor,
-        *,
-        sinks_H: Tensor | None = None,
-    ) -> None:
+    def combine(self, on: AttentionCall) -> None:
         """Each row's partial results added in order of their keys, from the first split that it
-        sees on, then its sink, and divided; rounded once. Sinks: as for `attend`."""
+        sees on, then its sink, and divided; rounded once."""
 
     @abstractmethod
     def take_rows(self, x_TD: Tensor, rows_R: Tensor, y_RD: Tensor) -> None:

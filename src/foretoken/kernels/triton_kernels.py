@@ -26,8 +26,7 @@ from foretoken.kernels.gpu_kernels import (
     KEY_BLOCK,
     MASS_BITS,
     UNIT_INTS,
-    AttentionInts,
-    AttentionShape,
+    AttentionCall,
     Drafted,
     ExpertChoice,
     ExpertMatrices,
@@ -36,7 +35,6 @@ from foretoken.kernels.gpu_kernels import (
     GpuWeights,
     Kept,
     KVLayer,
-    Partials,
     QueryKeyNorm,
     Recorder,
     Rotary,
@@ -322,19 +320,9 @@ class TritonKernels(GpuKernels):
             warps=4 if whole else 1,
         )  # fmt: skip
 
-    def attend(
-        self,
-        q_THh: Tensor,
-        layer: KVLayer,
-        shape: AttentionShape,
-        step: AttentionInts,
-        partials: Partials,
-        out_TD: Tensor,
-        *,
-        sinks_H: Tensor | None = None,
-    ) -> None:
+    def attend(self, on: AttentionCall) -> None:
         """A program for a unit and key head."""
-        numbers, scales = layer
+        q_THh, (numbers, scales), shape, step, partials, out_TD, sinks_H = on
         heads, size = shape.num_kv_heads, shape.head_dim
         width = max(16, triton.next_power_of_2(size))
         self._run(
@@ -351,19 +339,13 @@ class TritonKernels(GpuKernels):
             INTS=UNIT_INTS, **_attention_options(width, scales is not None),
         )  # fmt: skip
 
-    def combine(
-        self,
-        partials: Partials,
-        shape: AttentionShape,
-        step: AttentionInts,
-        out_TD: Tensor,
-        *,
-        sinks_H: Tensor | None = None,
-    ) -> None:
+    def combine(self, on: AttentionCall) -> None:
         """A program for a row and query head."""
+        shape, step, out_TD = on.shape, on.step, on.out_TD
         self._run(
             "combine", triton_attention.combine, (out_TD.shape[0], shape.num_heads),
-            *partials, sinks_H, step.places_T, step.lasts_T, step.bases_T, out_TD, out_TD.stride(0),
+            *on.partials, on.sinks_H, step.places_T, step.lasts_T, step.bases_T,
+            out_TD, out_TD.stride(0),
             HEADS=shape.num_heads, SIZE=shape.head_dim,
             WIDTH=triton.next_power_of_2(shape.head_dim), SPLIT=self.split, WINDOW=shape.window,
             AT_ONCE=_COMBINED,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import (
+    AttentionCall,
     ExpertPairs,
     GpuKernels,
     Kept,
@@ -392,11 +393,11 @@ class GpuDecoder:
         rows, shape = len(one.tokens_T), _attention(self.parts.kinds[kind]).shape
         q_THh = self._write(index, x_TD, one, work, store)[:rows]
         layer, attended_TA = layer_of(store.layers[index]), work.attended_TA[:rows]
-        step, on = one.attention, (q_THh, layer, work.partials, attended_TA)
+        step, sinks_H = one.attention, _block(self.parts.layers[index]).sinks_H
         if blocks is not None and not blocks.whole[kind]:
             step = step._replace(lasts_T=None)
-        sinks_H = _block(self.parts.layers[index]).sinks_H
-        run_attention(self.kernels, shape, step, one.pieces, on, sinks_H)
+        on = AttentionCall(q_THh, layer, shape, step, work.partials, attended_TA, sinks_H)
+        run_attention(self.kernels, on, one.pieces)
         return attended_TA
 
     def _write(

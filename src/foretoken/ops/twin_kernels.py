@@ -15,8 +15,7 @@ from torch import Tensor
 from foretoken.kernels.gpu_kernels import (
     KEY_BLOCK,
     MASS_BITS,
-    AttentionInts,
-    AttentionShape,
+    AttentionCall,
     Drafted,
     ExpertChoice,
     ExpertMatrices,
@@ -234,23 +233,14 @@ class TwinKernels(GpuKernels):
             layer.scales_SL.index_copy_(0, slots, scales_TL)
         layer.numbers_SLh.index_copy_(0, slots, stored)
 
-    def attend(
-        self,
-        q_THh: Tensor,
-        layer: KVLayer,
-        shape: AttentionShape,
-        step: AttentionInts,
-        partials: Partials,
-        out_TD: Tensor,
-        *,
-        sinks_H: Tensor | None = None,
-    ) -> None:
+    def attend(self, on: AttentionCall) -> None:
         """All units at once, block by block; branches one after the other."""
         self.launch("attend")
+        q_THh, step = on.q_THh, on.step
         units_U = step.units_U[step.units_U[:, 1] > 0].long()
         if not len(units_U):
             return
-        work = _Units(q_THh, layer, shape, step, units_U, self)
+        work = _Units(on, units_U, self)
         first_N, rows_N = units_U[:, 5] * self.split, units_U[:, 8]
         for at in range(0, self.split, KEY_BLOCK):
             places_UN = first_N[:, None] + at + torch.arange(KEY_BLOCK, device=q_THh.device)
@@ -261,19 +251,12 @@ class TwinKernels(GpuKernels):
             for at in range(0, self.split, KEY_BLOCK):
                 places_UN = first_N[:, None] + at + torch.arange(KEY_BLOCK, device=q_THh.device)
                 work.branch(places_UN, run)
-        work.finish(partials if step.splits else None, sinks_H, out_TD)
+        work.finish(on.partials if step.splits else None, on.sinks_H, on.out_TD)
 
-    def combine(
-        self,
-        partials: Partials,
-        shape: AttentionShape,
-        step: AttentionInts,
-        out_TD: Tensor,
-        *,
-        sinks_H: Tensor | None = None,
-    ) -> None:
+    def combine(self, on: AttentionCall) -> None:
         """A split of all rows at a time."""
         self.launch("combine")
+        _, _, shape, step, partials, out_TD, sinks_H = on
         heads, size = partials.sums_XHh.shape[1:]
         places_T, bases_T = step.places_T.long(), step.bases_T.long()
         lasts_T = places_T if step.lasts_T is None else step.lasts_T.long()
@@ -433,15 +416,8 @@ class _Calls:
 class _Units:
     """Attention of U units over the keys seen so far; M rows times G queries each, padded."""
 
-    def __init__(
-        self,
-        q_THh: Tensor,
-        layer: KVLayer,
-        shape: AttentionShape,
-        step: AttentionInts,
-        units_U: Tensor,
-        kernels: GpuKernels,
-    ) -> None:
+    def __init__(self, on: AttentionCall, units_U: Tensor, kernels: GpuKernels) -> None:
+        q_THh, layer, shape, step, *_ = on
         tile, self._split = kernels.tile, kernels.split
         self._layer, self._shape, self._step, self._units = layer, shape, step, units_U
         self._dtype = q_THh.dtype

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.kernels.gpu_kernels import AttentionInts, KVLayer, Partials
+from foretoken.kernels.gpu_kernels import AttentionCall, AttentionInts, KVLayer, Partials
 from foretoken.ops.attention import Geometry, ReferenceAttention, SpanWindow
 from foretoken.ops.attention.gpu import (
     GpuAttention,
@@ -136,7 +136,7 @@ def test_rows_of_a_block_see_all_of_it(window: int | None) -> None:
     kv, q = normal(0, 14 * PAGE, 2 * HEADS, SIZE), normal(1, 11, HEADS * GROUP, SIZE)
     out, partials = torch.zeros(11, HEADS * GROUP * SIZE, device=DEVICE), plan.partials
     room = Partials.empty(partials, shape, DEVICE)
-    run_attention(kernels, shape, step, plan.pieces, (q, KVLayer(kv), room, out))
+    run_attention(kernels, AttentionCall(q, KVLayer(kv), shape, step, room, out), plan.pieces)
     row = 0
     for span in spans:
         slots = [span.page_table[at // PAGE] * PAGE + at % PAGE for at in range(span.end)]

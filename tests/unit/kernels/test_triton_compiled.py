@@ -16,6 +16,7 @@ from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import (
     UNIT_INTS,
+    AttentionCall,
     AttentionInts,
     AttentionShape,
     Drafted,
@@ -108,9 +109,9 @@ def attend(
     partials = Partials(
         empty(9, 32, size, dtype=torch.float32), empty(9, 32, 2, dtype=torch.float32)
     )
-    return lambda kernels: kernels.attend(
-        empty(64, 32, size), layer, shape, ints, partials, empty(64, 32 * size)
-    )
+    out = empty(64, 32 * size)
+    on = AttentionCall(empty(64, 32, size), layer, shape, ints, partials, out)
+    return lambda kernels: kernels.attend(on)
 
 
 EXPERTS = Experts(
@@ -192,7 +193,8 @@ def combine(kernels: GpuKernels) -> None:
     row = empty(64, dtype=INT)
     ints = AttentionInts(row, row, row, row, row, row, trees=False, splits=True)
     sums = empty(9, 32, 128, dtype=torch.float32)
-    kernels.combine(Partials(sums, sums[..., :2]), shape, ints, empty(64, 4096))
+    room, q = Partials(sums, sums[..., :2]), empty(64, 32, 128)
+    kernels.combine(AttentionCall(q, KVLayer(q), shape, ints, room, empty(64, 4096)))
 
 
 def choose(kernels: GpuKernels) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import (
     UNIT_INTS,
+    AttentionCall,
     AttentionInts,
     AttentionShape,
     GpuKernels,
@@ -245,34 +246,17 @@ def layer_of(layer_SKh: Tensor) -> KVLayer:
     return KVLayer(numbers_SLh, scales.view(torch.float32).squeeze(-1))
 
 
-def run_attention(
-    kernels: GpuKernels,
-    shape: AttentionShape,
-    step: AttentionInts,
-    pieces: Sequence[RowPiece],
-    on: tuple[Tensor, KVLayer, Partials, Tensor],
-    sinks_H: Tensor | None = None,
-) -> None:
-    """Attention of a step, piece by piece.
-
-    Args:
-        kernels: what is launched.
-        shape: heads and pages.
-        step: all rows.
-        pieces: none: all rows at once.
-        on: queries, a layer's keys and values, room for partial results, and where results go.
-        sinks_H: scores of the heads' sinks.
-    """
-    q_THh, layer, partials, out_TD = on
+def run_attention(kernels: GpuKernels, on: AttentionCall, pieces: Sequence[RowPiece]) -> None:
+    """Attention of a step, piece by piece; without pieces all rows at once."""
+    step = on.step
     for rows, units in pieces or (RowPiece(slice(None), slice(None)),):
-        own = step._replace(units_U=step.units_U[units])
-        kernels.attend(q_THh, layer, shape, own, partials, out_TD, sinks_H=sinks_H)
+        kernels.attend(on._replace(step=step._replace(units_U=step.units_U[units])))
         if step.splits:
             lasts_T = None if step.lasts_T is None else step.lasts_T[rows]
             own = step._replace(
                 places_T=step.places_T[rows], bases_T=step.bases_T[rows], lasts_T=lasts_T
             )
-            kernels.combine(partials, shape, own, out_TD[rows], sinks_H=sinks_H)
+            kernels.combine(on._replace(step=own, out_TD=on.out_TD[rows]))
 
 
 @final
@@ -310,8 +294,8 @@ class GpuAttention(Attention):
             out_TD = q_THh.new_empty(q_THh.shape[0], heads * size)
             partials = Partials.empty(plan.partials if plan.splits else 0, self.shape, device)
             layer = layer_of(layer_SKh)
-            on = (q_THh, layer, partials, out_TD)
-            run_attention(kernels, self.shape, step, plan.pieces, on, sinks_H)
+            on = AttentionCall(q_THh, layer, self.shape, step, partials, out_TD, sinks_H)
+            run_attention(kernels, on, plan.pieces)
             return out_TD
 
         return attend
