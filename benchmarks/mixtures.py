@@ -10,8 +10,8 @@ sequences, and prompts. llama.cpp is driven by `workers/llama_rows.c`, compiled 
 parts are given. `--parts serve` compares servers: without speculation, twice, and control beside
 drafts of 80 % and of none, which `never_slower_drafter.py` gives from answers that it was told.
 Ours runs with activations of 16 bits, and of 8 as llama.cpp's. V(n) is the time of a step of n rows
-over that of one. What `info` and `lab plan` say V(n) is, from bytes, is worked out for the experts
-that the steps read. Files are not small and not committed. The last line is JSON.
+over that of one. What `info` says V(n) is, is worked out for the experts that the steps read. Files
+are not small and not committed. The last line is JSON.
 """
 
 import argparse
@@ -47,6 +47,8 @@ from never_slower_load import Ask, Crowd
 
 from foretoken.config import EngineConfig
 from foretoken.config.memory import ModelMemory
+from foretoken.control.cost import StepShape
+from foretoken.control.usual_machine import usual_machine
 from foretoken.engine.engine import EngineParts
 from foretoken.engine.wiring import build_engine
 from foretoken.lab.stats.repeats import in_turn
@@ -185,6 +187,14 @@ class Bench:
         count = MIXTURES[self.settings.model].experts
         return self.memory.step_bytes(2, 0) + experts / count * self.memory.expert_bytes(2)
 
+    def planned_s(self, experts: float, rows: int, name: str) -> float:
+        """Of such a step with so many rows, as `info` has it; activations of 8 bits are multiplied
+        at twice the pace."""
+        cost = usual_machine(self.memory, 2)
+        if name == EIGHT:
+            cost = replace(cost, flops_per_s=2 * cost.flops_per_s)
+        return cost.seconds(StepShape(rows, context=CONTEXT, experts=experts))
+
 
 def measure_steps(bench: Bench, arms: Mapping[str, Step]) -> None:
     """Steps of all shapes in turns, each after one that does not count; short ones last, since the
@@ -234,10 +244,10 @@ def show_steps(
     read: float,
 ) -> None:
     """A table of times and of V(n), and how they stand to the goals."""
-    names, one = list(times), bench.read_bytes(touched[1, 1])
+    names = list(times)
     print(f"\nmemory is read at {read:.1f} GB/s; ms of a step, and V = over that of one row")
     heads = "  ".join(f"{name:>28}" for name in names)
-    print(f"{'rows':>4} {'of':>3} {'experts':>8} {'floor':>7} {'planned':>8}  {heads}")
+    print(f"{'rows':>4} {'of':>3} {'experts':>8} {'floor':>7}  {heads}")
     middle = {
         name: {shape: statistics.median(found) for shape, found in own.items()}
         for name, own in times.items()
@@ -247,7 +257,7 @@ def show_steps(
         pairs = [(own[rows, of], own[rows, of] / own[1, 1]) for own in middle.values()]
         cells = "  ".join(f"{1e3 * seconds:20.1f} {over:7.2f}" for seconds, over in pairs)
         print(f"{rows:4} {of:3} {touched[rows, of]:8.1f} {count / read / 1e6:7.1f} "
-              f"{count / one:8.2f}  {cells}")  # fmt: skip
+              f" {cells}")  # fmt: skip
     for name in names[:-1]:
         plain = ratio_of_medians(times[PEER][1, 1], times[name][1, 1])
         print(f"{name}, plain over llama.cpp: {plain}")
@@ -259,8 +269,10 @@ def show_steps(
         for of in (1, 2):  # tokens a second of two rows, over those of one
             dip = 2 * own[1, 1] / own[2, of]
             bench.goals.append(at_least(f"{name}: two rows of {of} over one", dip, 1.0))
-        planned = {shape: bench.read_bytes(touched[shape]) / one for shape in SHAPES}
-        far = {shape: own[shape] / own[1, 1] / planned[shape] for shape in SHAPES}
+        planned = {shape: bench.planned_s(touched[shape], shape[0], name) for shape in SHAPES}
+        over = {shape: found / planned[1, 1] for shape, found in planned.items()}
+        print(f"{name}, V as planned: {by_name({at: round(v, 2) for at, v in over.items()})}")
+        far = {shape: own[shape] / own[1, 1] / over[shape] for shape in SHAPES}
         for what, pick in (("most", max), ("least", min)):
             at = pick(far, key=lambda shape: far[shape])
             note = f"{name}: V over planned, {what}, {at[0]} rows of {at[1]}"

@@ -6,7 +6,6 @@ from the data sheet of a device (`RooflineCost`); the one that plans are made by
 estimates follow the machine.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -100,7 +99,7 @@ class RooflineCost(CostModel):
     """Operations per second that multiplying reaches."""
     side_by_side: bool = True
     """Whether a device reads while it multiplies, so that the longer of both counts. Threads of a
-    processor hide only some of it: the root of both squared, as was measured."""
+    processor take the sum of both, as was measured."""
     floor_s: float = 0.0
     """A step is not faster than its launches."""
     exchange_s: float = 0.0
@@ -123,8 +122,8 @@ class RooflineCost(CostModel):
         moved += shape.sequences * shape.context * self.kv_bytes(shape.context)
         multiplying = shape.rows * self.flops(shape.context) / self.flops_per_s
         reading = moved / self.bandwidth
-        both = max if self.side_by_side else math.hypot
-        bound = max(both(reading, multiplying), self.floor_s)
+        took = max(reading, multiplying) if self.side_by_side else reading + multiplying
+        bound = max(took, self.floor_s)
         return bound + self.exchange_s + self.exchange_row_s * shape.rows
 
 
