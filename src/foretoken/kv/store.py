@@ -65,14 +65,15 @@ class KVStore:
         if isinstance(shape, ModelShape):
             sizes = [(one.heads, one.size) for one in shape.kv_sizes]
             self._windowed = [shape.window(layer) is not None for layer in range(len(sizes))]
-        self.kv_heads = kv_heads or range(shape.num_key_value_heads)
-        inside = 0 <= self.kv_heads.start and self.kv_heads.stop <= shape.num_key_value_heads
-        assert inside, f"{self.kv_heads} of {shape.num_key_value_heads} key heads"
+        most = max(heads for heads, _ in sizes)
+        self.kv_heads = kv_heads or range(most)
+        inside = 0 <= self.kv_heads.start and self.kv_heads.stop <= most
+        assert inside, f"{self.kv_heads} of {most} key heads"
         self.page_size = page_size
         self.num_pages = num_pages
         self.num_slots = num_pages * page_size + SLACK
         scale = KV_SCALE_BYTES if dtype == torch.int8 else 0
-        left_out = shape.num_key_value_heads - len(self.kv_heads)
+        left_out = most - len(self.kv_heads)
         self.layers = [
             lazy_zeros(
                 (self.num_slots, 2 * (heads - left_out), width + scale), dtype=dtype, device=device

@@ -43,7 +43,8 @@ class CompiledLayers:
         self._bound = (FtLayer * len(layers))(*map(_bind, layers))
         first, activations = layers[0], set[Activation]().union(*map(_activations, layers))
         geometry, norm = first.attention.geometry, next(iter(_norms(first).values()))
-        self.kv_heads = geometry.kv_heads
+        # Layers of some models differ; those have no ranks that share them.
+        self.kv_heads = max((one.attention.geometry.kv_heads for one in layers), key=len)
         out = first.attention.out
         assert isinstance(out, KernelLinear)
         self._decoder = FtDecoder(
