@@ -107,7 +107,7 @@ class ModelInput:
 
 
 class StepDraws(NamedTuple):
-    """How tokens are drawn in the step, where nothing edits their logits and no id is left out."""
+    """How tokens are drawn in the step, where nothing edits their logits."""
 
     rows: bytes
     """Of each row of logits: `ops.drawing.pack_rows`."""
