@@ -8,6 +8,7 @@ import pytest
 
 from foretoken.lab.audit.asking import Asker, read_reply
 from foretoken.lab.audit.drafts import DraftWindow, card_of, loops, stretches
+from foretoken.lab.audit.judging import CheckResult
 from foretoken.lab.audit.run import AuditPlan, Findings, Hooks, audit
 from foretoken.lab.http.timed import Answer
 from tests.mock_server.faults import MockFaults
@@ -52,6 +53,25 @@ def test_a_server_that_tells_nothing_of_its_drafts_is_said() -> None:
     zero, drift = found.checks
     assert zero.status == "ok" and drift.status == "unasked"
     assert any("tells nothing of its drafts" in said for said in found.missed)
+
+
+def test_a_server_that_drafts_nothing_is_told_from_one_that_tells_nothing() -> None:
+    """One that leaves off drafting where it does not pay, as under load."""
+    found = run(MockFaults(), replace(PLAN, only=("zero", "drift")), k=0)
+    assert found.checks[1].why == "the server drafted nothing"
+    assert "zero: acceptance, since the server drafted nothing" in found.missed
+
+    async def under_load() -> Findings:
+        server = MockServer(MockLaw(step_s=0.0, prefill_s=0.0, k=3), MockModel())
+
+        def ended(result: CheckResult) -> None:
+            server.law = replace(server.law, k=0 if result.name == "seeds" else 3)
+
+        plan = replace(PLAN, only=("seeds", "load"))
+        arm = Asker(InProcess(server), "mock")
+        return await audit(arm, None, TEXTS, plan, hooks=Hooks(ended=ended, clock=Ticking()))
+
+    assert "load: with drafts, since the server drafted nothing" in asyncio.run(under_load()).missed
 
 
 def test_chances_of_stretches() -> None:

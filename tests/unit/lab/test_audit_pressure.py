@@ -1,12 +1,13 @@
 """The checks again under load and at each draft length, in the minutes given."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
 from foretoken.lab.audit.asking import Asker
+from foretoken.lab.audit.judging import CheckResult
 from foretoken.lab.audit.pressure import STAGES
 from foretoken.lab.audit.run import AuditPlan, Findings, Hooks, audit
 from tests.marks import slow_but
@@ -29,7 +30,9 @@ class Ticking:
         return self.seconds
 
 
-def run(faults: MockFaults, plan: AuditPlan) -> tuple[Findings, MockServer]:
+def run(
+    faults: MockFaults, plan: AuditPlan, ended: Callable[[CheckResult], None] = lambda result: None
+) -> tuple[Findings, MockServer]:
     law = MockLaw(step_s=0.0, prefill_s=0.0, k=3)
     server = MockServer(law, MockModel(rounding=0.004), faults)
     pool = InProcess(server)
@@ -41,7 +44,8 @@ def run(faults: MockFaults, plan: AuditPlan) -> tuple[Findings, MockServer]:
 
     async def main() -> Findings:
         arm = Asker(pool, "mock")
-        return await audit(arm, None, TEXTS, plan, at_depth=at_depth, hooks=Hooks(clock=Ticking()))
+        hooks = Hooks(clock=Ticking(), ended=ended)
+        return await audit(arm, None, TEXTS, plan, at_depth=at_depth, hooks=hooks)
 
     return asyncio.run(main()), server
 
@@ -94,3 +98,18 @@ def test_depths_that_were_not_reached_are_said() -> None:
 def test_what_a_server_refuses_is_said(name: str) -> None:
     found, _ = run(MockFaults(refuse=("prompt",)), AuditPlan(prompts=4, only=(name,)))
     assert any("prompt is not supported" in said for said in found.missed), found
+
+
+@pytest.mark.parametrize("last", ["seeds", "load-12"])
+def test_an_audit_that_is_stopped_keeps_what_it_found(last: str) -> None:
+    def stop(result: CheckResult) -> None:
+        task = asyncio.current_task()
+        if result.name == last and task is not None:
+            task.cancel()
+
+    plan = AuditPlan(prompts=4, only=("seeds", "copies", "usage", "load", "zero"), minutes=30.0)
+    found, _ = run(MockFaults(miscount=1.0), plan, stop)
+    names = [one.name for one in found.checks]
+    assert names[-2:] == [last, "usage"], names
+    assert found.checks[-1].status == "fault", "what was answered is still read"
+    assert "the audit was stopped" in found.missed[-1], found.missed

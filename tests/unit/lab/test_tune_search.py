@@ -383,6 +383,22 @@ def test_without_time_to_try_anything_it_says_how_much_it_takes() -> None:
     assert "too few to try anything; --minutes " in found.sentence
 
 
+def test_a_drafter_that_nobody_tried_is_not_dismissed() -> None:
+    """The time was up behind the first of two drafters, which does not gain."""
+    search = Search(question=replace(GOOD.question, settings=(
+        *GOOD.question.settings, Setting("ngram", (3,)))), budget_s=400.0)  # fmt: skip
+    first = next(one for one in GOOD.question.settings if one.drafter == "draft_model")
+    visits = []
+    for number, (setting, pace_s) in enumerate([(OFF, 0.01), (OFF, 0.01), (first, 0.02)]):
+        seen = tuple(LoadSeen(load=n, pace_s=pace_s, requests=16, seconds=5.0) for n in (1, 8))
+        visits.append(Visit(setting=setting, turn=min(number, 1), loads=seen, start_s=20.0,
+                            seconds=45.0))  # fmt: skip
+    assert next_visit(search, visits) is None
+    found = make_answer(search, visits, lambda setting: setting.name)
+    assert found.verdict == MEASURE_MORE
+    assert "minutes were too few to try ngram; --minutes " in found.sentence
+
+
 def test_there_are_sixteen_servers_to_rehearse_on() -> None:
     cases = rehearsed_cases()
     assert len({case.case.name for case in cases}) == 16

@@ -84,6 +84,12 @@ class DraftWatch:
         self._mute = False
         self._heard = 0
 
+    @property
+    def silence(self) -> str:
+        """Why there are no windows."""
+        told = self._last is not None
+        return "the server drafted nothing" if told else "the server tells nothing of its drafts"
+
     async def heard(self, reply: Reply) -> None:
         """A reply came, of any check."""
         told = reply.acceptance
@@ -194,7 +200,7 @@ async def zero_check(
         AuditCheck("zero", sentence, comparisons=4), looks or [Look("unasked", first)], None
     )
     if not watch.windows:
-        minutes.missed.append("zero: acceptance, since the server tells nothing of its drafts")
+        minutes.missed.append(f"zero: acceptance, since {watch.silence}")
     return result
 
 
@@ -308,7 +314,7 @@ async def drift_check(
         found += [behind] if behind.steps else []
         took = minutes.clock() - began
     if not found:
-        why = refused or "the server tells nothing of its drafts"
+        why = refused or watch.silence
         return CheckResult(name=check.name, sentence=check.sentence, status="unasked", why=why)
     told, odd = _said(found, drafter)
     result = CheckResult(name=check.name, sentence=check.sentence, status="ok", told=tuple(told))

@@ -192,12 +192,17 @@ class _Auditing:
     async def pressed(self, at_depth: AtDepth | None) -> None:
         """The checks whose size follows the minutes, each until its share of them."""
         by_name = {check.name: check for check in CHECKS}
-        plan, minutes, self.watch.part = self.plan, self.minutes, "load"
+        plan, minutes, watch = self.plan, self.minutes, self.watch
+        await watch.look()
+        watch.part = "load"
         sound = [by_name[name] for name in UNDER_LOAD if name not in self._faulty]
         if plan.wants("load") and sound:
             until = minutes.until(0.5)
             async for result in load_checks(self.sides, self.texts, sound, until):
                 self._keep(result)
+            await watch.look()
+            if watch.windows and all(one.part != "load" for one in watch.windows):
+                minutes.missed.append(f"load: with drafts, since {watch.silence}")
         if plan.wants("depths") and at_depth is None:
             why = "how far to draft cannot be said to this server: give a command with {k} in it"
             sentence = PRESSING["depths"]
@@ -210,9 +215,9 @@ class _Auditing:
                 self._keep(result)
         if plan.wants("zero"):
             until = minutes.until(0.85)
-            self._keep(await zero_check(self.sides, self.cases, self.watch, until))
+            self._keep(await zero_check(self.sides, self.cases, watch, until))
         if plan.wants("drift"):
-            args = (self.sides.arm, self.texts, self.watch, minutes, plan.drafter)
+            args = (self.sides.arm, self.texts, watch, minutes, plan.drafter)
             self._keep(await drift_check(*args))
 
 
@@ -242,7 +247,8 @@ async def audit(
     at_depth: AtDepth | None = None,
     hooks: Hooks | None = None,
 ) -> Findings:
-    """Every check of `plan`; `at_depth` tells the server how far to draft."""
+    """Every check of `plan`; `at_depth` tells the server how far to draft. Told to stop, it keeps
+    what was found."""
     hooks = hooks or Hooks()
     minutes = Minutes(60.0 * plan.minutes, hooks.clock)
     watch = DraftWatch(arm.manner["pool"], hooks.clock)
@@ -266,9 +272,14 @@ async def audit(
                   temperature=plan.temperature)  # fmt: skip
     run = _Auditing(sides=sides, texts=texts, plan=plan, minutes=minutes, watch=watch,
                     say=hooks.say, ended=hooks.ended)  # fmt: skip
-    await run.usual(reading=False)
-    minutes.begin()
-    await run.pressed(at_depth)
+    try:
+        await run.usual(reading=False)
+        minutes.begin()
+        await run.pressed(at_depth)
+    except asyncio.CancelledError:
+        if not run.found:
+            raise
+        minutes.missed.append(f"{watch.part}, and what comes after it: the audit was stopped")
     await run.usual(reading=True)
     return Findings(tuple(run.found), tuple(minutes.missed))
 

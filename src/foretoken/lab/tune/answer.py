@@ -74,7 +74,7 @@ def make_answer(
     chosen, asked = now.chosen, search.question
     gain = checked_gain(visits, search, now)
     pairs = len(pair_differences(visits, asked.loads))
-    word, reason = _untried(search, visits) or _judged(
+    word, reason = _untried(search, visits, now) or _judged(
         asked, now, gain, pairs, {visit.setting for visit in visits}
     )
     command = line(chosen if word == USE_IT else OFF)
@@ -102,15 +102,19 @@ def make_answer(
     )
 
 
-def _untried(search: Search, visits: Sequence[Visit]) -> tuple[str, str] | None:
-    """What is said where the time was up before a setting was tried; None where one was."""
-    if any(not visit.setting.is_off for visit in visits) or not search.question.settings:
+def _untried(search: Search, visits: Sequence[Visit], now: SearchState) -> tuple[str, str] | None:
+    """What is said where nothing is better than no drafts so far and the time was up before a
+    drafter that may be was tried; None elsewhere."""
+    tried = {visit.setting.drafter for visit in visits if not visit.setting.is_off}
+    may_be = (one.drafter for one in (now.kept if tried else search.question.settings))
+    left = list(dict.fromkeys(name for name in may_be if name not in tried))
+    if not left or not now.chosen.is_off:
         return None
     each_s = visit_s(search, visits)
     starts = len(search.question.settings) + 2 * FEWEST_PAIRS + 2
     return MEASURE_MORE, (
-        f"one visit of this server takes {each_s / 60:.1f} minutes, "
-        f"so {search.budget_s / 60:g} minutes were too few to try anything; "
+        f"one visit of this server takes {each_s / 60:.1f} minutes, so {search.budget_s / 60:g} "
+        f"minutes were too few to try {', '.join(left) if tried else 'anything'}; "
         f"--minutes {math.ceil(each_s * starts / 60)} --resume goes on"
     )
 
