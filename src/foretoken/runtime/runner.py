@@ -124,7 +124,7 @@ class Runner:
             RankLostError: another rank left, died or was late.
         """
         model, group = load_model(folder, options), options.group
-        here = options.layers(model.shape.num_hidden_layers)
+        here, keys = options.layers(model.shape.num_hidden_layers), model.shape.num_key_value_heads
         windows = model.shape.windows[here.start : here.stop]
         store = KVStore(
             replace(model.shape, num_hidden_layers=len(here), windows=windows),
@@ -132,7 +132,7 @@ class Runner:
             page_size=options.page_size,
             dtype=options.kv_store_dtype or options.dtype,
             device=options.device,
-            kv_heads=options.share.key_heads(model.shape.num_key_value_heads),
+            kv_heads=options.share.key_heads(keys) if options.share.size > 1 else None,
         )
         runner = cls(model, store, points, readers=readers, generations=generations)
         if group is not None:
