@@ -66,7 +66,7 @@ def roofline(
         flops=model.flops_per_token,
         bandwidth=bandwidth * BANDWIDTH_SHARE * devices,
         flops_per_s=device.flops_for(stored.compute) * COMPUTE_SHARE * devices,
-        side_by_side=device.kind == "gpu",
+        side_by_side=device.kind != "cpu",
         floor_s=floor * model.shape.num_hidden_layers,
         exchange_s=exchanges * host.exchange_s + host_s,
         exchange_row_s=exchanges * volume / (device.link or _SLOW_LINK),
