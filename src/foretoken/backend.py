@@ -87,6 +87,8 @@ class LinearSpec:
     and no contents."""
     x_bits: int = 16
     """Of the fixed point that rows are rounded to before integer weights, where kernels do so."""
+    of_outputs: int = 0
+    """Outputs of the matrix that these are some of, which decides how sums are made; 0: all."""
     probe: RowProbe | None = None
     """Measures which numbers of rows give the same bits, where that has to be measured. None: no
     promise about bits is needed."""
@@ -312,7 +314,7 @@ class GpuSteps(Backend):
             weights = round_weights(weights, scheme)
         in_one = spec.is_head or spec.is_gate or spec.keeps_sums
         if isinstance(weights, Tensor):
-            packed = pack_for_gpu(self._kernels, weights, in_one=in_one)
+            packed = pack_for_gpu(self._kernels, weights, in_one=in_one, of_outputs=spec.of_outputs)
         else:
             fitting = for_kernels(weights)
             assert fitting is not None, "rounding makes groups that kernels have"
@@ -323,6 +325,7 @@ class GpuSteps(Backend):
                 (found.scale_NG, found.zero_NG),
                 bits=found.bits,
                 in_one=in_one,
+                of_outputs=spec.of_outputs,
             )
         return GpuLinear(self._kernels, packed, out_dtype=spec.out_dtype, bias_N=spec.bias_N)
 

@@ -307,8 +307,9 @@ def need_of(facts: MemoryFacts) -> Need:
     rows = min(facts.max_num_seqs * (1 + drafting.lookahead), facts.max_num_batched_tokens)
     drawn = facts.max_num_seqs * drafting.lookahead if drafting.has_weights else 0
     step = StepSize(facts.max_num_batched_tokens, rows, drawn)
-    of_step = gpu_activation_bytes if facts.of_one_rank else activation_bytes
-    activations = of_step(step, target.shape.widths, dtype_bytes)
+    activations = activation_bytes(step, target.shape.widths, dtype_bytes)
+    if facts.of_one_rank:
+        activations = gpu_activation_bytes(step, target.shape.widths, dtype_bytes, target.ranks)
     late += GPU_BYTES if facts.of_one_rank else 0
     more_ranks = (processes - 1) * RANK_BYTES
     window = _window_of(facts)

@@ -166,6 +166,7 @@ def resolve(
     invariant = resolve_invariance(config, device, dtype, shape, packs, gpus)
     used, held = None if device == "cpu" else gpus, _packs(device, dtype, packs)
     _check_ranks(target, used, can_watch="cpu" in packs)
+    recorded = used is not None and used.keeps_bits and dtype != "float32" and not shape.experts
     facts = MemoryFacts(
         target=target,
         drafting=drafting or Drafting(),
@@ -188,7 +189,7 @@ def resolve(
         device_name="" if used is None else used.name,
         dtype=dtype,
         batch_invariant=invariant,
-        has_bits_of_one=held is Packs.ALL,
+        has_bits_of_one=held is Packs.ALL or recorded,
         max_model_len=facts.max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=facts.max_num_batched_tokens,
@@ -307,8 +308,7 @@ def resolve_invariance(
     if config.batch_invariant != "auto":
         return bool(config.batch_invariant)
     if gpus is not None and device == "cuda":
-        alone = config.num_processes == 1
-        return shape.is_own and gpus.keeps_bits and alone and dtype != "float32"
+        return shape.is_own and gpus.keeps_bits and dtype != "float32"
     built_in = shape.is_own and _packs(device, dtype, packs) is Packs.ALL
     return built_in or (device == "cpu" and dtype == "bfloat16")
 

@@ -68,6 +68,22 @@ class Group(ABC):
         """
         return self.swap(x, self.wait_s)
 
+    def gather_into(self, x: Tensor, found_RX: Tensor) -> None:
+        """The same of tensors of one shape and type, into memory that is given.
+
+        Raises:
+            RankLostError: a rank left, died or was late.
+        """
+        torch.stack(self.parts(x), out=found_RX)
+
+    def exchange_into(self, x_RX: Tensor, found_RX: Tensor) -> None:
+        """Each rank's row for this one, of tensors of one shape and type with a row for each rank.
+
+        Raises:
+            RankLostError: a rank left, died or was late.
+        """
+        torch.stack([part[self.rank] for part in self.parts(x_RX)], out=found_RX)
+
     def finish(self) -> None:
         """Wait until this rank's device has computed what was asked of it.
 

@@ -39,9 +39,12 @@ def group_on(device: str, host: Group) -> Group:
     if device == "cpu":
         return host
     torch.cuda.set_device(host.rank)
-    first = torch.zeros(1, device=device)  # What fails on the device fails before others wait.
+    # What fails on the device fails before others wait.
+    first = torch.zeros(host.size, device=device)
     group = DeviceGroup(host, _nccl(host), _recorded)
-    group.parts(first)  # NCCL connects at the first gather.
+    # NCCL connects when it is asked first, which may not be while a step is recorded.
+    group.parts(first)
+    group.exchange_into(first, torch.empty_like(first))
     group.finish()
     return group
 
@@ -79,19 +82,31 @@ class DeviceGroup(Group):
     def parts(self, x: Tensor) -> list[Tensor]:
         """One gather, queued behind what computes `x`, which has one shape and type on all ranks;
         valid as long as it is held."""
-        found, gathering = x.new_empty((self.size, *x.shape)), self._gathering
+        found = x.new_empty((self.size, *x.shape))
+        self.gather_into(x.contiguous(), found)
+        return list(found.unbind(0))
+
+    def gather_into(self, x: Tensor, found_RX: Tensor) -> None:
+        """Queued, as all that devices do; can be recorded."""
+        self._queue("_allgather_base", found_RX.view(-1), x.view(-1))
+
+    def exchange_into(self, x_RX: Tensor, found_RX: Tensor) -> None:
+        """The same."""
+        self._queue("alltoall_base", found_RX.view(-1), x_RX.view(-1), [], [])
+
+    def _queue(self, name: str, found: Tensor, x: Tensor, *sizes: list[int]) -> None:
+        gathering = self._gathering
         if gathering is None:
             self.check()
             raise RankLostError("the group of this process has been closed")
         if x.numel():
             try:
-                work = gathering._allgather_base(found.view(-1), x.contiguous().view(-1))
-                work.wait()  # On CUDA the queue of this rank's device waits, not this thread.
+                # On CUDA the queue of this rank's device waits, not this thread.
+                getattr(gathering, name)(found, x, *sizes).wait()
             except RuntimeError as error:
                 self.check()
                 said = str(error).partition("\n")[0]
                 raise RankLostError(f"devices cannot exchange tensors: {said}") from error
-        return list(found.unbind(0))
 
     def finish(self) -> None:
         """Look again and again, for `wait_s` at most: a gather that misses a rank never ends."""

@@ -81,6 +81,24 @@ class GpuWeights:
         groups = 1 if self.scale_NG is None else self.scale_NG.shape[1]
         return 0 if groups == 1 and self.bits != 4 else self.inputs // groups
 
+    def cut(self, part: int, parts: int) -> "GpuWeights":
+        """One of so many equal shares of the segments."""
+        each = self.segments // parts * self.segment
+        own = slice(part * each, min((part + 1) * each, self.inputs))
+        groups = slice(own.start // self.group, own.stop // self.group) if self.group else slice(1)
+        packed = 2 if self.bits == 4 else 1
+        scale_NG, zero_NG = (
+            None if numbers_NG is None else numbers_NG[:, groups].contiguous()
+            for numbers_NG in (self.scale_NG, self.zero_NG)
+        )
+        return replace(
+            self,
+            values_NK=self.values_NK[:, own.start // packed : own.stop // packed].contiguous(),
+            inputs=own.stop - own.start,
+            scale_NG=scale_NG,
+            zero_NG=zero_NG,
+        )
+
 
 class Kept(NamedTuple):
     """Where rows of hidden states are kept for a drafter."""
@@ -133,6 +151,8 @@ class AttentionShape(NamedTuple):
     softcap: float
     """Scores s become softcap * tanh(s / softcap); 0: they stay."""
     scale: float
+    by_key: bool = False
+    """As `ops.attention.base.Geometry`."""
 
 
 class AttentionInts(NamedTuple):
@@ -275,6 +295,18 @@ class Drafted(NamedTuple):
     """Drafts of the longest chain."""
 
 
+class Ranks(Protocol):
+    """Devices that compute together, of which each asks for the same in the same order."""
+
+    size: int
+
+    def gather_into(self, x: Tensor, found_RX: Tensor) -> None:
+        """Everybody's x, in the order of ranks."""
+
+    def exchange_into(self, x_RX: Tensor, found_RX: Tensor) -> None:
+        """Row r is for rank r; found is everybody's row for this one."""
+
+
 class Recorder(Protocol):
     """Remembers launches."""
 
@@ -295,6 +327,9 @@ class GpuKernels(ABC):
     """Whether what is launched goes on by itself."""
     few_rows: int
     """Up to so many rows `linear_splits` is faster, beyond them `linear_long`."""
+    recording = False
+    """Whether what is launched runs once more. Ranks exchange nothing meanwhile: which steps are
+    recorded is each one's own affair."""
 
     def __init__(self) -> None:
         """Nothing was launched."""
@@ -318,6 +353,18 @@ class GpuKernels(ABC):
             inputs: K.
             bits: 0: floats.
         """
+
+    def gather(self, ranks: Ranks, x: Tensor, found_RX: Tensor) -> None:
+        """`Ranks.gather_into`, of contiguous tensors."""
+        self.launch("gather")
+        if not self.recording:
+            ranks.gather_into(x, found_RX)
+
+    def exchange(self, ranks: Ranks, x_RX: Tensor, found_RX: Tensor) -> None:
+        """`Ranks.exchange_into`, of contiguous tensors."""
+        self.launch("exchange")
+        if not self.recording:
+            ranks.exchange_into(x_RX, found_RX)
 
     @abstractmethod
     def linear_splits(self, x_TK: Tensor, w: GpuWeights, parts_PTN: Tensor) -> None:
@@ -441,8 +488,8 @@ class GpuKernels(ABC):
 
     @abstractmethod
     def attend(self, on: AttentionCall) -> None:
-        """Causal attention of the units. Heads are in group-major order: query g of key head k is
-        head g * L + k.
+        """Causal attention of the units. Query g of key head k is head g * L + k, or, `by_key`,
+        head k * H / L + g.
 
         Blocks of KEY_BLOCK keys from multiples of it on are weighed in order by the online softmax:
         scores, masks and exponents in float32, weights rounded to q's type before they are summed

@@ -48,6 +48,7 @@ def attend(
     CAPPED: tl.constexpr,
     TREES: tl.constexpr,
     SPLITS: tl.constexpr,
+    BY_KEY: tl.constexpr,
     INTS: tl.constexpr,
 ):
     """Program (unit, key head): a tile of rows over a split; WIDTH, a power of two, holds SIZE."""
@@ -67,7 +68,7 @@ def attend(
     m = tl.arange(0, TILE)
     there = m // GROUP < count
     row = (first + m // GROUP).to(tl.int64)
-    query = m % GROUP * HEADS + head
+    query = head * GROUP + m % GROUP if BY_KEY else m % GROUP * HEADS + head
     d = tl.arange(0, WIDTH)
     cell = there[:, None] & (d < SIZE)[None, :]
     x = tl.load(q + row[:, None] * q_stride + (query * SIZE)[:, None] + d[None, :], cell, 0.0)

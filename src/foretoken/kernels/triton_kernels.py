@@ -44,6 +44,8 @@ from foretoken.shape.mixtures.experts import Experts
 _PROGRAMS: Final = 240
 """Programs of a product of few rows that fill a large GPU."""
 _LEAST_SEGMENT: Final = 256
+_SHARED_INPUTS: Final = 8192
+"""Matrices of so many inputs have four segments, which four GPUs can share."""
 _SPAN: Final = 8192
 """Ids of a row of logits that a program reads."""
 _COMBINED: Final = 16
@@ -135,21 +137,27 @@ class TritonKernels(GpuKernels):
 
     def recorder(self) -> Recorder | None:
         """CUDA's graphs; the interpreter has none."""
-        return _Graphs() if self.on_gpu else None
+        return _Graphs(self) if self.on_gpu else None
 
     def segment_of(self, outputs: int, inputs: int, bits: int) -> int:
-        """The least power of two of segments that gives enough programs."""
+        """The least power of two of segments that gives enough programs; half of it where that
+        makes all of one length, which heads can be shared by."""
         count = _SEGMENTS.get((outputs, inputs, bits, self._capability))
         if count is None:
             count, programs = 1, triton.cdiv(outputs, 64)
-            while programs * count < _PROGRAMS and inputs >= 2 * count * _LEAST_SEGMENT:
+            least = 4 if inputs >= _SHARED_INPUTS else 1
+            while inputs >= 2 * count * _LEAST_SEGMENT and (
+                programs * count < _PROGRAMS or count < least
+            ):
                 count *= 2
+            if inputs % (128 * count) and not inputs % (64 * count):
+                count //= 2
         # A multiple of every step.
-        return inputs if count == 1 else triton.cdiv(triton.cdiv(inputs, count), 256) * 256
+        return inputs if count == 1 else triton.cdiv(triton.cdiv(inputs, count), 128) * 128
 
     def linear_splits(self, x_TK: Tensor, w: GpuWeights, parts_PTN: Tensor) -> None:
         """A program for each segment."""
-        self._linear("linear_splits", x_TK, w, parts_PTN, tiles_of(w, min(64, x_TK.shape[0])))
+        self._linear("linear_splits", x_TK, w, parts_PTN, tiles_of(w, x_TK.shape[0]))
 
     def linear_long(self, x_TK: Tensor, w: GpuWeights, parts_1TN: Tensor) -> None:
         """All segments in a program."""
@@ -336,7 +344,7 @@ class TritonKernels(GpuKernels):
             HEADS=heads, GROUP=shape.num_heads // heads, SIZE=size, WIDTH=width,
             PAGE=shape.page_size, TILE=self.tile, KEYS=KEY_BLOCK, SPLIT=self.split,
             WINDOW=shape.window, CAPPED=shape.softcap != 0.0, TREES=step.trees, SPLITS=step.splits,
-            INTS=UNIT_INTS, **_attention_options(width, scales is not None),
+            BY_KEY=shape.by_key, INTS=UNIT_INTS, **_attention_options(width, scales is not None),
         )  # fmt: skip
 
     def combine(self, on: AttentionCall) -> None:
@@ -435,16 +443,20 @@ class TritonKernels(GpuKernels):
 class _Graphs:
     """Graphs in one pool of memory: only one of them runs at a time."""
 
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+    def __init__(self, kernels: GpuKernels) -> None:
+        self._kernels, self._pool = kernels, torch.cuda.graph_pool_handle()
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         # What is new is compiled and loaded, which no graph may do; beside the stream in use, so
         # that nothing of it is waited for while the graph is made.
         stream, side = torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(stream)
-        with torch.cuda.stream(side):
-            run()
+        self._kernels.recording = True
+        try:
+            with torch.cuda.stream(side):
+                run()
+        finally:
+            self._kernels.recording = False
         stream.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # Other threads may copy and ask for memory meanwhile: it concerns this one alone.

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from foretoken.backend import Backend, LinearSpec
+from foretoken.config.reader import require
 from foretoken.kernels.linear import TYPES, Packed
 from foretoken.layers.attention import AttentionBlock, HeadNorms
 from foretoken.layers.decoder_layer import Layer, LayerKind, Scaled
 from foretoken.layers.embedding import Embedding
 from foretoken.layers.gathered import GatheredLinear, GatheredMixture
+from foretoken.layers.gathered_gpu import OutputsLinear, SegmentsLinear
 from foretoken.layers.layer_inputs import LayerInput, LayerInputs
 from foretoken.layers.mixture import Expert, Mixture, MixtureBeside, Router, inner_activation
 from foretoken.layers.mlp import GatedMLP
@@ -101,6 +103,8 @@ class OwnHeads:
     own_keys: range
     own_queries: range
     """Which query heads of each of those."""
+    by_key: bool
+    """Whether attention has them as they are stored."""
 
     def rows(self, size: int) -> range:
         """Of a matrix with so many for each query head."""
@@ -114,7 +118,8 @@ class OwnHeads:
 
     def reordered(self, rows: Tensor) -> Tensor:
         """Those of its query heads as attention wants them."""
-        return group_major(rows, len(self.own_keys), len(self.own_queries))
+        keys, queries = len(self.own_keys), len(self.own_queries)
+        return rows if self.by_key else group_major(rows, keys, queries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +150,7 @@ class Builder:
         adds_residual: bool = False,
         use: Use | None = None,
         is_table: bool = False,
+        of_outputs: int = 0,
     ) -> Linear:
         """The parts, one over the other; the rest as for `LinearSpec`.
 
@@ -167,6 +173,7 @@ class Builder:
                     is_head=use == "head",
                     quantization=self.options.quantization,
                     x_bits=self.options.x_bits,
+                    of_outputs=of_outputs,
                     probe=self.probe,
                 )
             )
@@ -283,7 +290,11 @@ class Builder:
             mine = Part(stored, None).cut(heads.rows(size))
             gate = self.linear([change_rows(mine.weight, heads.reordered)])
         return AttentionBlock(
-            qkv=self.linear([change_rows(q.weight, heads.reordered), k.weight, v.weight], bias_N),
+            qkv=self.linear(
+                [change_rows(q.weight, heads.reordered), k.weight, v.weight],
+                bias_N,
+                of_outputs=query_size + 2 * kv_size,
+            ),
             out=self._out(prefix, heads),
             geometry=self.geometry(shape.window(layer)),
             norms=self._head_norms(prefix, heads),
@@ -296,12 +307,18 @@ class Builder:
         shape = self.shape
         width = shape.num_attention_heads * heads.size
         out = self._down(f"{prefix}.o_proj", width, bias=shape.out_bias)
-        return self._back(
+        size = self.options.share.size
+        made = self._back(
             # A rank has some key heads, so of each block of as many queries it has some.
             Part(self._columns_by_group(out.weight, heads), out.bias),
             len(heads.own_queries),
-            copies_of(heads.total_keys, self.options.share.size),
+            copies_of(heads.total_keys, size),
         )
+        if isinstance(made, SegmentsLinear):
+            allowed = "a number that cuts heads where it cuts the segments of what reads them"
+            cuts_alike = made.own_inputs == heads.rows(heads.size)
+            require("tensor_parallel_size", size, cuts_alike, allowed)
+        return made
 
     def _reading(self, prefix: str, geometry: Geometry) -> AttentionBlock:
         """That of a layer that reads the keys and values of another one."""
@@ -346,11 +363,18 @@ class Builder:
             queries=queries,
             own_keys=share.key_heads(keys.heads),
             own_queries=share.queries(keys.heads, queries),
+            by_key=self._on_gpu,
         )
+
+    @property
+    def _on_gpu(self) -> bool:
+        """Whether a GPU's kernels take the model's type."""
+        kernels = self.backend.gpu
+        return kernels is not None and self.options.dtype in kernels.types
 
     def _columns_by_group(self, weights: Weights, heads: OwnHeads) -> Weights:
         """The output projection for heads in attention's order, those of all ranks."""
-        if heads.queries == 1:
+        if heads.queries == 1 or heads.by_key:
             return weights
 
         def reordered(rows: Tensor) -> Tensor:
@@ -362,12 +386,20 @@ class Builder:
         assert changed is not None, "floats have no groups"
         return changed
 
-    def _down(self, name: str, width: int, *, bias: bool) -> Part:
-        """A projection from `width` back to the hidden state; the outputs that are made here."""
+    def _down(self, name: str, width: int, *, bias: bool, keeps_sums: bool = False) -> Part:
+        """A projection from `width` back to the hidden state; the outputs that are made here, all
+        where ranks have some inputs."""
         hidden, source = self.shape.hidden_size, self.checkpoint
         weight = source.matrix(name, (hidden, width))
         whole = Part(weight, source.take(f"{name}.bias", (hidden,)) if bias else None)
+        if self._by_segments and not keeps_sums:
+            return whole
         return whole.cut(self.options.share.of(hidden))
+
+    @property
+    def _by_segments(self) -> bool:
+        """Whether ranks have some inputs of what goes back to the stream."""
+        return self._on_gpu and self.options.share.size > 1
 
     def _back(
         self, part: Part, blocks: int, copies: int = 1, *, keeps_sums: bool = False
@@ -378,13 +410,19 @@ class Builder:
         alone = shape.sandwich_norms or shape.branch_scale != 1.0 or keeps_sums
         use: Use | None = "sums" if keeps_sums else None
         own = self.linear([part.weight], part.bias, adds_residual=not alone, use=use)
+        group = self.options.group
+        if self._by_segments and not keeps_sums and group is not None:
+            assert isinstance(own, GpuLinear), type(own).__name__
+            return SegmentsLinear(own, group)
         return self._gathered(own, shape.hidden_size, blocks, copies)
 
     def _gathered(self, own: Linear, outputs: int, blocks: int = 0, copies: int = 1) -> Linear:
         """A layer with so many outputs, of which `own` makes this rank's."""
-        group = self.options.group
-        if group is None or self.options.share.size == 1:
+        group, size = self.options.group, self.options.share.size
+        if group is None or size == 1:
             return own
+        if isinstance(own, GpuLinear) and not blocks and outputs % size == 0:
+            return OutputsLinear(own, group)
         return GatheredLinear(group, own, self.options.share.of(outputs), blocks, copies)
 
     def mlp(self, prefix: str, inner: int) -> GatedMLP:
@@ -405,12 +443,19 @@ class Builder:
         """The matrices of an MLP, each of which this rank has its share of."""
         sizes = {"gate": inner, "up": inner} if gated else {"up": inner}
         whole = self.parts(prefix, sizes, bias=bias)
-        mine = [part.cut(self.options.share.of(inner)) for part in whole]
+        down, own = None, self.options.share.of(inner)
+        if self._by_segments and not keeps_sums:
+            down = self._back(self._down(f"{prefix}.down_proj", inner, bias=bias), 1)
+            assert isinstance(down, SegmentsLinear), type(down).__name__
+            own = down.own_inputs
+        mine = [part.cut(own) for part in whole]
         biases = [part.bias for part in mine if part.bias is not None]
         bias_N = torch.cat(biases) if biases else None
         gate_up = self.linear([part.weight for part in mine], bias_N, use="gate" if gated else None)
-        down = self._down(f"{prefix}.down_proj", inner, bias=bias)
-        return gate_up, self._back(down, 1, keeps_sums=keeps_sums)
+        if down is None:
+            back = self._down(f"{prefix}.down_proj", inner, bias=bias, keeps_sums=keeps_sums)
+            down = self._back(back, 1, keeps_sums=keeps_sums)
+        return gate_up, down
 
     def mixture(self, prefix: str, experts: Experts) -> Mixture:
         """Router, experts, and what is beside them."""
@@ -567,6 +612,7 @@ class Builder:
         return Geometry(
             num_heads=len(heads.own_keys) * len(heads.own_queries),
             num_kv_heads=len(heads.own_keys),
+            by_key=heads.by_key,
             first_kv_head=heads.own_keys.start,
             head_dim=heads.size,
             page_size=options.page_size,

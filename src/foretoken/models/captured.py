@@ -358,7 +358,7 @@ class CapturedSteps:
         """Room for logits, the same for all steps; what was recorded for less is forgotten."""
         if self._logits_RV is None or self._logits_RV.shape[0] < rows:
             self._recorded.clear()
-            vocabulary = self._decoder.parts.head.weights.outputs
+            vocabulary = self._decoder.parts.head.outputs
             device = self._decoder.parts.embedding.device
             self._logits_RV = torch.empty(rows, vocabulary, device=device)
         return self._logits_RV

@@ -177,7 +177,7 @@ class Workspace:
         if parts.around is not None and parts.around.mixer is not None:
             several.append(parts.around.mixer)
         for one in several:
-            most = max(most, one.weights.outputs * max(one.most_parts, rows))
+            most = max(most, one.outputs * max(one.most_parts, rows))
         if mixtures and parts.experts is not None:
             self.pairs = ExpertPairs.empty(rows, parts.experts, like.device)
             most = max(most, parts.experts.results * rows * hidden)
@@ -428,7 +428,7 @@ class GpuDecoder:
     @staticmethod
     def _run(linear: GpuLinear, x_TK: Tensor, work: Workspace) -> Tensor:
         """The layer's parts, in the workspace."""
-        rows, outputs = len(x_TK), linear.weights.outputs
+        rows, outputs = len(x_TK), linear.outputs
         parts = linear.num_parts(rows)
         parts_PTN = work.parts[: parts * rows * outputs].view(parts, rows, outputs)
         linear.run(x_TK, parts_PTN)

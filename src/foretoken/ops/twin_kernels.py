@@ -386,7 +386,8 @@ def compute(function: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     function(*args, **kwargs)
 
 
-for _name in GpuKernels.__abstractmethods__ - {"recorder", "segment_of", "pair_tile"}:
+_OTHERS = {"recorder", "segment_of", "pair_tile"}
+for _name in GpuKernels.__abstractmethods__ - _OTHERS | {"gather", "exchange"}:
     setattr(TwinKernels, _name, _recorded(getattr(TwinKernels, _name)))
 
 
@@ -400,11 +401,11 @@ class _Calls:
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         assert self._kernels.calls is None, "one at a time"
         calls: list[Callable[[], None]] = []
-        self._kernels.calls = calls
+        self._kernels.calls, self._kernels.recording = calls, True
         try:
             run()
         finally:
-            self._kernels.calls = None
+            self._kernels.calls, self._kernels.recording = None, False
 
         def play() -> None:
             for call in calls:
@@ -433,7 +434,11 @@ class _Units:
             for places_T in (step.places_T, lasts_T)
         )
         count, rows = rows_UM.shape
-        q = q_THh[rows_UM].float().view(count, rows, group, kv, -1).permute(0, 3, 1, 2, 4)
+        q = q_THh[rows_UM].float()
+        if shape.by_key:
+            q = q.view(count, rows, kv, group, -1).permute(0, 2, 1, 3, 4)
+        else:
+            q = q.view(count, rows, group, kv, -1).permute(0, 3, 1, 2, 4)
         padded = q.new_zeros(count, kv, tile, q.shape[-1])
         padded[:, :, : rows * group] = q.flatten(2, 3)
         self._q_ULMh = padded
@@ -508,9 +513,9 @@ class _Units:
         count, rows = rows_UM.shape
 
         def by_row(x: Tensor) -> Tensor:
-            """[U, L, M * G, ...] as [U, M, H, ...], heads group-major."""
+            """[U, L, M * G, ...] as [U, M, H, ...]."""
             x = x[:, :, : rows * self._group].unflatten(2, (rows, self._group))
-            return x.movedim(1, 3).flatten(2, 3)
+            return x.movedim(1, 2 if self._shape.by_key else 3).flatten(2, 3)
 
         top, mass, sums = map(by_row, (self._top_ULM, self._mass_ULM, self._sums_ULMh))
         there = self._there_UM

@@ -247,13 +247,17 @@ PARTIAL_BYTES = 192 << 20
 """Bytes of attention's partial results on a GPU; a step with more of them is run in pieces."""
 RECORDED_ROWS = 384
 """Rows of the largest step that is recorded on a GPU, which has memory of its own."""
+_SEGMENTS = 4
+"""Of a large matrix: what ranks exchange is a sum of each (docs/gpu.md)."""
 
 
-def gpu_activation_bytes(step: StepSize, widths: Widths, item_bytes: int) -> int:
+def gpu_activation_bytes(step: StepSize, widths: Widths, item_bytes: int, ranks: int = 1) -> int:
     """The same of a GPU: what lies between kernels, once for recorded steps and once for longer
-    ones; sums are there as float32."""
+    ones; sums are there as float32, and those that ranks exchange twice."""
     layer = 3 * widths.hidden + 2 * widths.query + widths.inner
     sums = 4 * max(widths.hidden, widths.query + 2 * widths.kv, widths.mixed)
+    if ranks > 1:
+        sums += 4 * widths.hidden * (2 * max(_SEGMENTS, ranks) + 1) // ranks
     logits = 4 * widths.vocabulary * (LOGIT_COPIES * step.rows + step.drafts)
     return (RECORDED_ROWS + step.tokens) * (layer * item_bytes + sums) + PARTIAL_BYTES + logits
 

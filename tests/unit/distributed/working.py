@@ -176,6 +176,13 @@ def gathers_on_devices(host: Group, shapes: list[tuple[int, ...]]) -> None:
             own = wanted[group.rank].mT.contiguous().mT
             assert all(map(torch.equal, group.parts(own), wanted)), (at, shape)
             assert torch.equal(group.all_gather(own, 1), torch.cat(wanted, 1)), (at, shape)
+            given = torch.stack([wanted[group.rank] + rank for rank in range(group.size)])
+            for one in (group, host):
+                found = torch.empty_like(given)
+                one.exchange_into(given, found)
+                assert torch.equal(found, torch.stack(wanted) + group.rank), (at, shape)
+                one.gather_into(own.contiguous(), found)
+                assert torch.equal(found, torch.stack(wanted)), (at, shape)
             group.finish()
             said = bytes(range(at))
             assert group.broadcast(None if group.rank else said) == said, at

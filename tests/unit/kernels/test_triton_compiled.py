@@ -356,8 +356,10 @@ def test_a_graph_is_recorded_beside_other_threads(monkeypatch: pytest.MonkeyPatc
         "graph": lambda graph, **options: within("graph", **options),
     }.items():
         monkeypatch.setattr(torch.cuda, name, made)
-    replay = triton_kernels._Graphs().record(lambda: done.append("run"))
+    replay = triton_kernels._Graphs(triton_kernels.TritonKernels((9, 0))).record(
+        lambda: done.append("run")
+    )
     replay()
-    first = ["wait", "stream", "run", "end of stream", "wait"]
+    first = ["wait", "stream", "dry run", "end of stream", "wait"]
     assert done == [*first, "graph", "run", "end of graph", "replay"]
     assert ways == {"pool": "pool", "capture_error_mode": "thread_local"}

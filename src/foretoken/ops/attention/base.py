@@ -2,7 +2,7 @@
 
 Query heads come in group-major order: head g * K + k is query g of key head k (models reorder
 their weights once, at load), so that all queries of a key head are rows of one matrix without a
-copy. The output is in the same order.
+copy; on a GPU models leave them by key head. The output is in the same order.
 
 Shape letters: T tokens of the step, H query heads, K key heads, h head size (in an int8 store: its
 scale too), S slots of the store.
@@ -55,6 +55,9 @@ class Geometry:
     None: `dtype`."""
     has_sinks: bool = False
     """Whether each call is given sinks."""
+    by_key: bool = False
+    """Of `GpuAttention` alone: the queries of a key head stand side by side, as in checkpoints, so
+    that some key heads are neighbouring inputs of the matrix that follows."""
     first_kv_head: int = 0
     """Number in the model of the first key head here, where a device has only some of them."""
 

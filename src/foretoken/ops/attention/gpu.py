@@ -235,6 +235,7 @@ def attention_shape(geometry: Geometry) -> AttentionShape:
         window=geometry.window or 0,
         softcap=geometry.softcap or 0.0,
         scale=geometry.score_scale,
+        by_key=geometry.by_key,
     )
 
 

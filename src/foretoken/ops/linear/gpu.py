@@ -4,8 +4,6 @@ Whoever runs whole layers reads `weights` and adds the parts where it needs them
 the layer adds them. A row's bits are its own by the order of the parts.
 """
 
-from typing import final
-
 import torch
 from torch import Tensor
 
@@ -21,6 +19,7 @@ def pack_for_gpu(
     *,
     bits: int = 0,
     in_one: bool = False,
+    of_outputs: int = 0,
 ) -> GpuWeights:
     """Weights as kernels read them, on their device.
 
@@ -31,9 +30,10 @@ def pack_for_gpu(
             (`quant.arrange.for_kernels`).
         bits: of integers; 0: floats.
         in_one: one segment, of heads and of what is gated.
+        of_outputs: outputs of the matrix that these are some of; 0: all.
     """
     outputs, inputs = values_NK.shape
-    segment = inputs if in_one else kernels.segment_of(outputs, inputs, bits)
+    segment = inputs if in_one else kernels.segment_of(of_outputs or outputs, inputs, bits)
     if groups is None:
         return GpuWeights(values_NK=values_NK.contiguous(), segment=segment, inputs=inputs)
     scale_NG, zero_NG = groups
@@ -53,7 +53,6 @@ def pack_for_gpu(
     )
 
 
-@final
 class GpuLinear(Linear):
     """y = x W^T + bias + residual, float32 sums rounded once."""
 
@@ -66,8 +65,8 @@ class GpuLinear(Linear):
         bias_N: Tensor | None = None,
     ) -> None:
         """Bind packed weights; results are in `out_dtype`, by default that of rows."""
-        self._kernels, self.weights = kernels, weights
-        self.bias_N, self._out_dtype = bias_N, out_dtype
+        self.kernels, self.weights = kernels, weights
+        self.bias_N, self.out_dtype = bias_N, out_dtype
 
     @property
     def kept(self) -> str:
@@ -80,32 +79,42 @@ class GpuLinear(Linear):
     def over(self, other: "GpuLinear") -> "GpuLinear":
         """Outputs of both, of floats, without a bias."""
         values_NK = torch.cat([self.weights.values_NK, other.weights.values_NK])
-        packed = pack_for_gpu(self._kernels, values_NK)
-        return GpuLinear(self._kernels, packed, out_dtype=self._out_dtype)
+        packed = pack_for_gpu(self.kernels, values_NK)
+        return GpuLinear(self.kernels, packed, out_dtype=self.out_dtype)
+
+    @property
+    def outputs(self) -> int:
+        """Of `run`."""
+        return self.weights.outputs
+
+    @property
+    def segments(self) -> int:
+        """How many sums each output has."""
+        return self.weights.segments
 
     @property
     def most_parts(self) -> int:
         """Rows times parts of a call never exceed the larger of its rows and this."""
-        return self.weights.segments * self._kernels.few_rows if self.weights.segments > 1 else 1
+        return self.segments * self.kernels.few_rows if self.segments > 1 else 1
 
     def num_parts(self, rows: int) -> int:
         """Parts that `run` makes of so many rows."""
-        return self.weights.segments if rows <= self._kernels.few_rows else 1
+        return self.segments if rows <= self.kernels.few_rows else 1
 
     def run(self, x_TK: Tensor, parts_PTN: Tensor) -> None:
         """float32 parts of x W^T, `num_parts` of them."""
-        if x_TK.shape[0] <= self._kernels.few_rows:
-            self._kernels.linear_splits(x_TK, self.weights, parts_PTN)
+        if x_TK.shape[0] <= self.kernels.few_rows:
+            self.kernels.linear_splits(x_TK, self.weights, parts_PTN)
         else:
-            self._kernels.linear_long(x_TK, self.weights, parts_PTN)
+            self.kernels.linear_long(x_TK, self.weights, parts_PTN)
 
     def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
         """Two kernels; rows may be strided."""
-        rows, outputs = x_TK.shape[0], self.weights.outputs
-        y_TN = x_TK.new_empty(rows, outputs, dtype=self._out_dtype or x_TK.dtype)
+        rows, outputs = x_TK.shape[0], self.outputs
+        y_TN = x_TK.new_empty(rows, outputs, dtype=self.out_dtype or x_TK.dtype)
         if rows:
             x_TK = x_TK if x_TK.stride(1) == 1 else x_TK.contiguous()
             parts_PTN = x_TK.new_empty(self.num_parts(rows), rows, outputs, dtype=torch.float32)
             self.run(x_TK, parts_PTN)
-            self._kernels.add_parts(parts_PTN, self.bias_N, residual_TN, y_TN)
+            self.kernels.add_parts(parts_PTN, self.bias_N, residual_TN, y_TN)
         return y_TN
