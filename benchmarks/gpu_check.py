@@ -165,7 +165,7 @@ def tests(check: Check) -> None:
 
 def bits(check: Check) -> None:
     """Rows alone and in company; splits and long products; recorded and launched; twice."""
-    from foretoken.ops.gpu_probe import why_bits_differ
+    from foretoken.ops.gpu.probe import why_bits_differ
 
     check.put("probe", why_bits_differ(check.kernels, check.device) or "passed")
     for name, (outputs, inputs) in _matrices("tiny" if check.rehearse else "llama-8b").items():

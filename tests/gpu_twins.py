@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from foretoken.backend import backend_for, make_backend
 from foretoken.kernels.library import VARIABLE, find_library
-from foretoken.ops import twin_kernels
-from foretoken.ops.twin_kernels import TwinKernels
+from foretoken.ops.gpu import twin_kernels
+from foretoken.ops.gpu.twin_kernels import TwinKernels
 
 VIEWS = frozenset(
     "view _unsafe_view expand slice select transpose t permute unsqueeze squeeze split alias "

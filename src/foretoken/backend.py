@@ -24,13 +24,15 @@ from foretoken.kernels.gpu_kernels import GpuKernels
 from foretoken.kernels.library import Library, find_library, wants_twins
 from foretoken.kernels.linear import TYPES, Packed, pack_block_rows, pack_float
 from foretoken.kernels.threads import StepThreads
-from foretoken.kernels.triton_found import has_triton, say_which
+from foretoken.kernels.triton.found import has_triton, say_which
 from foretoken.ops.attention import Attention, Geometry, torch_attention
 from foretoken.ops.attention.gpu import GpuAttention
 from foretoken.ops.attention.native import NativeAttention
 from foretoken.ops.drawing import DrawKernel
-from foretoken.ops.drawing_gpu import GpuDraw
-from foretoken.ops.gpu_probe import why_bits_differ
+from foretoken.ops.gpu.drawing import GpuDraw
+from foretoken.ops.gpu.probe import why_bits_differ
+from foretoken.ops.gpu.rejection import GpuReject
+from foretoken.ops.gpu.twin_kernels import TwinKernels
 from foretoken.ops.linear import (
     InvariantLinear,
     KernelLinear,
@@ -40,12 +42,10 @@ from foretoken.ops.linear import (
     RowProbe,
     can_pack,
 )
-from foretoken.ops.linear.gpu import GpuLinear, pack_for_gpu
+from foretoken.ops.linear.gpu import WholeLinear, pack_for_gpu
 from foretoken.ops.native_rejection import RejectKernel
 from foretoken.ops.noise import CACHED_NOISE
-from foretoken.ops.rejection_gpu import GpuReject
 from foretoken.ops.row_operations import RowKernels
-from foretoken.ops.twin_kernels import TwinKernels
 from foretoken.quant import BlockWeights, IntWeights, Scheme, Weights, round_weights, scheme_of
 from foretoken.quant.arrange import for_kernels
 from foretoken.quant.pieces import pack_integers, pack_rounded
@@ -128,7 +128,7 @@ class Backend(ABC):
     noise_at_once: int
     """Random numbers that are best made in one pass."""
     gpu: GpuKernels | None = None
-    """A GPU's kernels, of which whole steps are recorded (`models.captured`)."""
+    """A GPU's kernels, of which whole steps are recorded (`models.gpu.captured`)."""
     draw: DrawKernel | GpuDraw | None
     """Chooses tokens from rows of logits."""
     reject: RejectKernel | GpuReject | None
@@ -291,7 +291,7 @@ class TritonIntegers(Backend):
 @final
 class GpuSteps(Backend):
     """A GPU: kernels of which whole steps are recorded. Rows keep their bits by the order of sums;
-    a probe at load asks the device whether they do (`ops.gpu_probe`)."""
+    a probe at load asks the device whether they do (`ops.gpu.probe`)."""
 
     keeps_bits = True
     holds_integers = True
@@ -327,7 +327,7 @@ class GpuSteps(Backend):
                 in_one=in_one,
                 of_outputs=spec.of_outputs,
             )
-        return GpuLinear(self._kernels, packed, out_dtype=spec.out_dtype, bias_N=spec.bias_N)
+        return WholeLinear(self._kernels, packed, out_dtype=spec.out_dtype, bias_N=spec.bias_N)
 
     def attention(self, geometry: Geometry, *, batch_invariant: bool) -> Attention:
         """The kernel, which reads pages where they lie."""
@@ -363,7 +363,7 @@ def _gpu_steps(device: torch.device) -> GpuSteps | None:
     not run on it, which is said."""
     try:
         # It imports triton, which an installation for CPUs has not.
-        found: Any = importlib.import_module("foretoken.kernels.triton_kernels")
+        found: Any = importlib.import_module("foretoken.kernels.triton.launches")
         kernels: GpuKernels = found.TritonKernels(torch.cuda.get_device_capability(device))
         why = why_bits_differ(kernels, device)
     except Exception as error:  # noqa: BLE001 - a compiler's, a driver's: PyTorch's operations run

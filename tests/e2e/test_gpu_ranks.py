@@ -12,7 +12,7 @@ from torch import Tensor
 from foretoken import LLM
 from foretoken.errors import ConfigError
 from foretoken.models.tensors import SpanLayout
-from foretoken.ops.twin_kernels import TwinKernels
+from foretoken.ops.gpu.twin_kernels import TwinKernels
 from foretoken.testing import write_tiny_llama
 from tests.e2e.heads import write_head
 from tests.e2e.lossless import Result, counted, generate, make_prompts, open_exact

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from foretoken import SamplingParams
-from foretoken.models.captured import CapturedSteps
+from foretoken.models.gpu.captured import CapturedSteps
 from foretoken.models.tensors import SpanLayout
-from foretoken.ops.twin_kernels import TwinKernels
+from foretoken.ops.gpu.twin_kernels import TwinKernels
 from foretoken.runtime.ahead import StepAhead
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.scheduling.scheduler import Scheduler

@@ -11,7 +11,7 @@ import torch
 from foretoken.models import LoadOptions
 from foretoken.models.tensors import SpanLayout, StepDraws
 from foretoken.ops.drawing import BEST, pack_rows
-from foretoken.ops.twin_kernels import TwinKernels
+from foretoken.ops.gpu.twin_kernels import TwinKernels
 from foretoken.runtime.runner import Runner
 from tests.golden.families import MIXTURES, VOCAB, expected_logits, write_checkpoint
 from tests.golden.scenario import NUM_PAGES, PAGE, forward, in_pieces, open_runner

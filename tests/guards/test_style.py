@@ -113,7 +113,7 @@ ASKS_FOR_A_DEVICE = {
     "backend.py": "the border",
     "engine/wiring.py": "how much memory a GPU has free",
     "cli/timed_runs.py": "names the GPU in reports",
-    "kernels/triton_found.py": "whether Triton runs, which the border asks",
+    "kernels/triton/found.py": "whether Triton runs, which the border asks",
     "kv/lazy_zeros.py": "memory that the system hands out when it is touched",
     "quant/finite.py": "how large a sum PyTorch makes in the calling thread",
     "training/": "trains on PyTorch alone",

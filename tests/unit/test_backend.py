@@ -30,8 +30,8 @@ from foretoken.kernels.library import find_library
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.ops.activation import ACTIVATIONS, Activation, gelu_tanh, silu
 from foretoken.ops.attention import Geometry
+from foretoken.ops.gpu.twin_kernels import TwinKernels
 from foretoken.ops.linear import KernelLinear, PlainLinear
-from foretoken.ops.twin_kernels import TwinKernels
 from foretoken.proposers.heads.linears import HeadLinears, serve_linears
 from foretoken.quant import IntWeights, round_weights, scheme_of
 
@@ -155,7 +155,7 @@ def test_a_gpu_records_steps_where_the_probe_passes(
     monkeypatch.setattr(backends_module, "why_bits_differ", probe)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     module = SimpleNamespace(TritonKernels=lambda capability: TwinKernels())
-    monkeypatch.setitem(sys.modules, "foretoken.kernels.triton_kernels", module)
+    monkeypatch.setitem(sys.modules, "foretoken.kernels.triton.launches", module)
     with caplog.at_level(logging.INFO, logger="foretoken"):
         gpu = make_backend.__wrapped__(torch.device("cuda", 0))
     assert isinstance(gpu, TritonIntegers if why else GpuSteps)

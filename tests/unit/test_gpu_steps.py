@@ -15,7 +15,7 @@ from foretoken.models.tensors import SpanLayout, StepDraws
 from foretoken.ops.attention.base import Geometry, SpanWindow
 from foretoken.ops.attention.gpu import GpuAttention
 from foretoken.ops.drawing import BEST, Drawing, pack_rows
-from foretoken.ops.twin_kernels import TwinKernels
+from foretoken.ops.gpu.twin_kernels import TwinKernels
 from foretoken.runtime.rules.block import BlockRule
 from foretoken.runtime.rules.standard import StandardRule
 from foretoken.runtime.runner import Runner

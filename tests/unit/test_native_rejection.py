@@ -11,11 +11,11 @@ from torch import Tensor
 from foretoken.backend import GpuSteps, backend_for
 from foretoken.kernels.gpu_kernels import GpuKernels
 from foretoken.ops.drawing import BEST, UNDECIDED, Drawing, DrawKernel, pack_rows
+from foretoken.ops.gpu.twin_kernels import TwinKernels
 from foretoken.ops.logits import Filters, keep_filtered, scale
 from foretoken.ops.native_rejection import RejectKernel
 from foretoken.ops.noise import KeyedNoise, Stream, pack_keys, request_key, row_key
 from foretoken.ops.sampling import draw, draw_filtered
-from foretoken.ops.twin_kernels import TwinKernels
 from foretoken.runtime.draft_tree import Tree, tree_of
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.rules.base import Check, TreeCheck

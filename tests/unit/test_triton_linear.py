@@ -190,7 +190,7 @@ def test_it_compiles_for_gpus(
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
     compiler: Any = importlib.import_module("triton.compiler")
     backends: Any = importlib.import_module("triton.backends.compiler")
-    kernel: Any = importlib.import_module("foretoken.kernels.triton_linear")._linear
+    kernel: Any = importlib.import_module("foretoken.kernels.triton.linear")._linear
     types = dict.fromkeys(kernel.arg_names, "i32")
     types |= dict.fromkeys(("x", "bias", "residual", "y"), f"*{kind}")
     numbers = "*fp16" if scheme.group else "*fp32"

@@ -295,7 +295,7 @@ class Drafted(NamedTuple):
     """Drafts of the longest chain."""
 
 
-class Ranks(Protocol):
+class Devices(Protocol):
     """Devices that compute together, of which each asks for the same in the same order."""
 
     size: int
@@ -354,14 +354,14 @@ class GpuKernels(ABC):
             bits: 0: floats.
         """
 
-    def gather(self, ranks: Ranks, x: Tensor, found_RX: Tensor) -> None:
-        """`Ranks.gather_into`, of contiguous tensors."""
+    def gather(self, ranks: Devices, x: Tensor, found_RX: Tensor) -> None:
+        """`Devices.gather_into`, of contiguous tensors."""
         self.launch("gather")
         if not self.recording:
             ranks.gather_into(x, found_RX)
 
-    def exchange(self, ranks: Ranks, x_RX: Tensor, found_RX: Tensor) -> None:
-        """`Ranks.exchange_into`, of contiguous tensors."""
+    def exchange(self, ranks: Devices, x_RX: Tensor, found_RX: Tensor) -> None:
+        """`Devices.exchange_into`, of contiguous tensors."""
         self.launch("exchange")
         if not self.recording:
             ranks.exchange_into(x_RX, found_RX)

@@ -85,7 +85,7 @@ class OutputsLinear(GpuLinear):
     def run(self, x_TK: Tensor, parts_PTN: Tensor) -> None:
         """Gather them, and put them side by side."""
         own_TN = parts_PTN.new_empty(1, len(x_TK), self.weights.outputs)
-        super().run(x_TK, own_TN)
+        self.run_own(x_TK, own_TN)
         found_RTN = own_TN.new_empty(self._group.size, *own_TN.shape)
         self.kernels.gather(self._group, own_TN, found_RTN)
         for part_1TN, to_TN in zip(found_RTN, parts_PTN[0].chunk(self._group.size, 1), strict=True):

@@ -27,10 +27,10 @@ from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
 from foretoken.models.base import LoadOptions, check_bits
-from foretoken.models.captured import CapturedSteps, capture
 from foretoken.models.compiled_layers import compile_layers
 from foretoken.models.decoder import Decoder
-from foretoken.models.gpu_decoder import DecoderParts
+from foretoken.models.gpu.captured import CapturedSteps, capture
+from foretoken.models.gpu.decoder import DecoderParts
 from foretoken.models.rollout import RolloutParts, compile_rollout
 from foretoken.models.stages import Stages
 from foretoken.models.weight_cache import PackedLayers, WeightSource

@@ -15,8 +15,8 @@ from foretoken.layers.embedding import Embedding
 from foretoken.layers.layer_inputs import LayerInputs
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.base import Model
-from foretoken.models.captured import CapturedSteps
 from foretoken.models.compiled_layers import CompiledLayers
+from foretoken.models.gpu.captured import CapturedSteps
 from foretoken.models.rollout import MOST_ROWS, CompiledRollout
 from foretoken.models.stages import Stages
 from foretoken.models.tensors import (

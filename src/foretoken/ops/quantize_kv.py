@@ -16,7 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from foretoken.kernels.triton_found import is_on_gpu
+from foretoken.kernels.triton.found import is_on_gpu
 from foretoken.shape.memory_formula import KV_SCALE_BYTES
 
 _LARGEST: Final = 127

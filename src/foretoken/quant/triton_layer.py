@@ -1,6 +1,6 @@
 """Linear layers over integer weights on a GPU. Knows the layer's interface, not the device code.
 
-`kernels.triton_linear` is imported when the first layer is made, since that imports triton.
+`kernels.triton.linear` is imported when the first layer is made, since that imports triton.
 """
 
 import importlib
@@ -36,7 +36,7 @@ class TritonLinear(Linear):
             out_dtype: of results and residuals; default: that of rows.
             bias_N: added before the residual.
         """
-        self._kernels: Any = importlib.import_module("foretoken.kernels.triton_linear")
+        self._kernels: Any = importlib.import_module("foretoken.kernels.triton.linear")
         self.dtype, self.out_dtype = dtype, out_dtype or dtype
         self.packed: Any = self._kernels.pack_for_gpu(
             weights.values_NK, weights.scale_NG, weights.zero_NG, bits=weights.bits

@@ -19,7 +19,7 @@ import torch
 
 from foretoken import LLM, SamplingParams
 from foretoken.errors import ConfigError
-from foretoken.kernels import build, structures, triton_found
+from foretoken.kernels import build, structures
 from foretoken.kernels.library import (
     _BY_ARCHITECTURE,
     LEVELS,
@@ -28,6 +28,7 @@ from foretoken.kernels.library import (
     find_library,
 )
 from foretoken.kernels.threads import StepThreads
+from foretoken.kernels.triton import found as triton_found
 from foretoken.runtime.batch import Batch
 
 TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)

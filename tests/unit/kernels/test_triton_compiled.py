@@ -328,7 +328,7 @@ def test_nothing_is_fused() -> None:
 def test_a_graph_is_recorded_beside_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """First run on a stream of its own, then captured; what other threads ask the driver for
     meanwhile, such as memory for a copy, does not end the capture."""
-    from foretoken.kernels import triton_kernels
+    from foretoken.kernels.triton import launches as triton_kernels
 
     done, ways = list[str](), dict[str, Any]()
 

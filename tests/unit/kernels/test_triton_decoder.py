@@ -40,7 +40,7 @@ def interpreted() -> Iterator[GpuKernels]:
     kernels = triton_kernels(split=SPLIT, tile=16)
     kernels.few_rows, kernels.types = 16, frozenset((torch.float32,))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("foretoken.kernels.triton_kernels.KEY_BLOCK", BLOCK)
+        patch.setattr("foretoken.kernels.triton.launches.KEY_BLOCK", BLOCK)
         patch.setenv("FORETOKEN_KERNELS", "twins")
         patch.setattr("foretoken.backend.TwinKernels", lambda: kernels)
         forget()

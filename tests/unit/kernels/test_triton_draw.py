@@ -10,10 +10,10 @@ from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import GpuKernels
 from foretoken.ops.drawing import Drawing
+from foretoken.ops.gpu.twin_kernels import TwinKernels
 from foretoken.ops.logits import Filters, keep_filtered
 from foretoken.ops.noise import KeyedNoise, pack_keys
 from foretoken.ops.sampling import draw
-from foretoken.ops.twin_kernels import TwinKernels
 from tests.unit.filters import FILTERS
 from tests.unit.kernels.triton_harness import DEVICE, normal, runs, tensor_cores, triton_kernels
 

@@ -15,7 +15,7 @@ from foretoken.kernels.gpu_kernels import (
     ExpertPairs,
     GpuKernels,
 )
-from foretoken.ops.twin_kernels import TwinKernels
+from foretoken.ops.gpu.twin_kernels import TwinKernels
 from foretoken.shape.mixtures.experts import Experts, Routing
 from tests.unit.kernels.test_triton_matrix import weights
 from tests.unit.kernels.triton_harness import DEVICE, normal, runs, tensor_cores, triton_kernels

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import GpuKernels, GpuWeights
-from foretoken.ops.twin_kernels import TwinKernels
+from foretoken.ops.gpu.twin_kernels import TwinKernels
 from tests.unit.kernels.triton_harness import DEVICE, normal, runs, tensor_cores, triton_kernels
 
 pytestmark = [runs, pytest.mark.usefixtures("tensor_cores")]

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import GpuKernels, Kept, KVLayer, QueryKeyNorm, Rotary
 from foretoken.ops.attention.gpu import layer_of
+from foretoken.ops.gpu.twin_kernels import TwinKernels
 from foretoken.ops.quantize_kv import dequantize
-from foretoken.ops.twin_kernels import TwinKernels
 from tests.unit.kernels.triton_harness import DEVICE, normal, runs, tensor_cores, triton_kernels
 
 pytestmark = [runs, pytest.mark.usefixtures("tensor_cores")]

@@ -51,7 +51,7 @@ compiles = pytest.mark.skipif(
 
 def triton_kernels(**options: Any) -> GpuKernels:
     """The kernels of this device, or of an H100 in the interpreter."""
-    module = importlib.import_module("foretoken.kernels.triton_kernels")
+    module = importlib.import_module("foretoken.kernels.triton.launches")
     capability = torch.cuda.get_device_capability() if GPU else (9, 0)
     found: GpuKernels = module.TritonKernels(capability, **options)
     return found
@@ -170,7 +170,7 @@ class Compiler:
 
     def launches(self, call: Callable[[GpuKernels], None]) -> list[Launch]:
         """What a call launches, whose tensors may be of the meta device."""
-        module = importlib.import_module("foretoken.kernels.triton_kernels")
+        module = importlib.import_module("foretoken.kernels.triton.launches")
         made: list[Launch] = []
 
         def record(

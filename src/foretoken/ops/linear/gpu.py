@@ -4,6 +4,9 @@ Whoever runs whole layers reads `weights` and adds the parts where it needs them
 the layer adds them. A row's bits are its own by the order of the parts.
 """
 
+from abc import ABC, abstractmethod
+from typing import final
+
 import torch
 from torch import Tensor
 
@@ -53,7 +56,7 @@ def pack_for_gpu(
     )
 
 
-class GpuLinear(Linear):
+class GpuLinear(Linear, ABC):
     """y = x W^T + bias + residual, float32 sums rounded once."""
 
     def __init__(
@@ -80,7 +83,7 @@ class GpuLinear(Linear):
         """Outputs of both, of floats, without a bias."""
         values_NK = torch.cat([self.weights.values_NK, other.weights.values_NK])
         packed = pack_for_gpu(self.kernels, values_NK)
-        return GpuLinear(self.kernels, packed, out_dtype=self.out_dtype)
+        return WholeLinear(self.kernels, packed, out_dtype=self.out_dtype)
 
     @property
     def outputs(self) -> int:
@@ -101,8 +104,12 @@ class GpuLinear(Linear):
         """Parts that `run` makes of so many rows."""
         return self.segments if rows <= self.kernels.few_rows else 1
 
+    @abstractmethod
     def run(self, x_TK: Tensor, parts_PTN: Tensor) -> None:
         """float32 parts of x W^T, `num_parts` of them."""
+
+    def run_own(self, x_TK: Tensor, parts_PTN: Tensor) -> None:
+        """Parts of the weights that this device has."""
         if x_TK.shape[0] <= self.kernels.few_rows:
             self.kernels.linear_splits(x_TK, self.weights, parts_PTN)
         else:
@@ -118,3 +125,12 @@ class GpuLinear(Linear):
             self.run(x_TK, parts_PTN)
             self.kernels.add_parts(parts_PTN, self.bias_N, residual_TN, y_TN)
         return y_TN
+
+
+@final
+class WholeLinear(GpuLinear):
+    """All of a matrix lies on one device."""
+
+    def run(self, x_TK: Tensor, parts_PTN: Tensor) -> None:
+        """As its weights give them."""
+        self.run_own(x_TK, parts_PTN)

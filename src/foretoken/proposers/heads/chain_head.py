@@ -19,7 +19,7 @@ from torch import Tensor
 
 from foretoken.kv.store import KVStore, write
 from foretoken.layers.rope import Rotation
-from foretoken.models.captured import CapturedSteps
+from foretoken.models.gpu.captured import CapturedSteps
 from foretoken.models.rollout import MOST_ROWS, CompiledRollout
 from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.attention.base import Attend as PagedAttend

@@ -28,15 +28,15 @@ from foretoken.kernels.structures import (
 from foretoken.kv.store import KVStore
 from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.layers.norm import RMSNorm
-from foretoken.models.captured import CapturedSteps, capture
-from foretoken.models.gpu_decoder import BlockParts, DecoderParts
+from foretoken.models.gpu.captured import CapturedSteps, capture
+from foretoken.models.gpu.decoder import BlockParts, DecoderParts
 from foretoken.models.rollout import MOST_ROWS, DraftCall
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.attention import Attention, Geometry
 from foretoken.ops.attention.gpu import GpuAttention
 from foretoken.ops.attention.native import NativeAttention
 from foretoken.ops.linear import KernelLinear, Linear
-from foretoken.ops.linear.gpu import GpuLinear, pack_for_gpu
+from foretoken.ops.linear.gpu import GpuLinear, WholeLinear, pack_for_gpu
 from foretoken.proposers.heads.dflash.network import BlockHead
 from foretoken.proposers.heads.dflash.shape import BlockView
 from foretoken.proposers.heads.layer_builder import LayerBuilder
@@ -121,7 +121,7 @@ def _record_blocks(
     judge = None
     if follow.judge is not None:
         weights_1K = follow.judge[:-1].to(like.dtype)[None]
-        judge = GpuLinear(kernels, pack_for_gpu(kernels, weights_1K, in_one=True))
+        judge = WholeLinear(kernels, pack_for_gpu(kernels, weights_1K, in_one=True))
     norm = build.norm(net.norm)
     if shape.output_multiplier != 1.0:
         norm = RMSNorm(norm.weight_D.float() * shape.output_multiplier, norm.eps)

@@ -14,9 +14,9 @@ from torch import Tensor
 from foretoken.backend import backend_for
 from foretoken.kv.store import KVStore
 from foretoken.layers.decoder_layer import Layer, LayerKind
-from foretoken.models.captured import CapturedSteps, capture
 from foretoken.models.compiled_layers import CompiledLayers, compile_layers
-from foretoken.models.gpu_decoder import BesideParts, DecoderParts
+from foretoken.models.gpu.captured import CapturedSteps, capture
+from foretoken.models.gpu.decoder import BesideParts, DecoderParts
 from foretoken.models.rollout import CompiledRollout, MixedFeatures, RolloutParts, compile_rollout
 from foretoken.models.tensors import ModelInput
 from foretoken.ops.attention import Geometry

@@ -1,6 +1,6 @@
 """Triton kernels that weigh drafts; `GpuKernels.accept` says what they promise together.
 
-Owns device code, no launch: `triton_kernels` has those. Importing it imports triton. Sums over a
+Owns device code, no launch: `launches` has those. Importing it imports triton. Sums over a
 row are of whole numbers, so they have one value however a row is spread over threads. Spans, S
 chains, have four numbers each: first draft, drafts, first row of logits, first row of `probs`.
 """
@@ -8,7 +8,7 @@ chains, have four numbers each: first draft, drafts, first row of logits, first 
 import triton
 import triton.language as tl
 
-from foretoken.kernels.triton_draw import noise, scaled
+from foretoken.kernels.triton.draw import noise, scaled
 
 _TINY: tl.constexpr = tl.constexpr(1.1754943508222875e-38)
 

@@ -1,6 +1,6 @@
 """The GPU's kernels by Triton: launches, and which tiles a shape has.
 
-Importing it imports triton; `kernels.triton_found` says where it may be used. Tiles, warps and
+Importing it imports triton; `kernels.triton.found` says where it may be used. Tiles, warps and
 stages go by shapes, types and the device's capability, never by a timing: what decides bits (the
 segments of a matrix, the class of matrix instructions) belongs to the weights and the device.
 """
@@ -13,14 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foretoken.kernels import (
-    triton_attention,
-    triton_draw,
-    triton_experts,
-    triton_matrix,
-    triton_reject,
-    triton_rows,
-)
 from foretoken.kernels.gpu_kernels import (
     EXPERT_ACTIVATIONS,
     KEY_BLOCK,
@@ -39,6 +31,12 @@ from foretoken.kernels.gpu_kernels import (
     Recorder,
     Rotary,
 )
+from foretoken.kernels.triton import attention as triton_attention
+from foretoken.kernels.triton import draw as triton_draw
+from foretoken.kernels.triton import experts as triton_experts
+from foretoken.kernels.triton import matrix as triton_matrix
+from foretoken.kernels.triton import reject as triton_reject
+from foretoken.kernels.triton import rows as triton_rows
 from foretoken.shape.mixtures.experts import Experts
 
 _PROGRAMS: Final = 240

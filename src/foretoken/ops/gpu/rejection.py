@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import Drafted, GpuKernels
 from foretoken.ops.drawing import UNDECIDED, pack_rows
-from foretoken.ops.drawing_gpu import read_rows
+from foretoken.ops.gpu.drawing import read_rows
 from foretoken.ops.native_rejection import RejectionInput, RejectionResult
 from foretoken.ops.noise import Stream, row_key, uniform
 

@@ -1,6 +1,6 @@
 """Triton kernels of mixtures of experts; `gpu_kernels` says what they promise.
 
-Owns device code, no launch: `triton_kernels` has those. Importing it imports triton.
+Owns device code, no launch: `launches` has those. Importing it imports triton.
 
 A row's pair with an expert goes through the same products as a row of any matrix, in a block with
 other pairs of that expert; it finds its inputs and leaves its results by its own number, so nothing
@@ -10,7 +10,7 @@ is moved when pairs are sorted.
 import triton
 import triton.language as tl
 
-from foretoken.kernels.triton_matrix import gated, sums
+from foretoken.kernels.triton.matrix import gated, sums
 
 _LOWEST = tl.constexpr(-0x80000000)
 

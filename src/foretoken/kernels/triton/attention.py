@@ -1,6 +1,6 @@
 """Triton kernels of attention over paged keys and values; `gpu_kernels` says what they promise.
 
-Owns device code, no launch: `triton_kernels` has those. Importing it imports triton.
+Owns device code, no launch: `launches` has those. Importing it imports triton.
 
 A row's bits are its own: blocks of keys begin at absolute places, what a row does not see leaves
 its sums as they are, to the bit, and weights are added up as a product with ones, in the order of

@@ -3,7 +3,7 @@
 `CapturedSteps` fills the numbers of a step, records what `GpuDecoder` launches where the step is
 small enough, and plays it. What is recorded and what is launched one by one are the same kernels on
 the same numbers, so the bits are the same. The twin of a CUDA graph on a CPU is a list of calls
-(`ops.twin_kernels`). Owns the memory between layers.
+(`ops.gpu.twin_kernels`). Owns the memory between layers.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,9 +18,9 @@ from torch import Tensor
 from foretoken.kernels.gpu_kernels import GpuKernels, Partials, Recorder
 from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
-from foretoken.models.gpu_decoder import DecoderParts, GpuDecoder, Workspace, knows
+from foretoken.models.gpu.decoder import DecoderParts, GpuDecoder, Workspace, knows
+from foretoken.models.gpu.step_buffers import DevicePass, PassRows, StepBuffers, StepKey, bucket
 from foretoken.models.rollout import MaskSlots
-from foretoken.models.step_buffers import DevicePass, PassRows, StepBuffers, StepKey, bucket
 from foretoken.models.tensors import (
     Arrived,
     ModelOutput,
@@ -31,7 +31,7 @@ from foretoken.models.tensors import (
 )
 from foretoken.ops.attention.base import SpanWindow
 from foretoken.ops.attention.gpu import UnitPlan, lay_out, plan_rows
-from foretoken.ops.drawing_gpu import Draws, choose, read_rows
+from foretoken.ops.gpu.drawing import Draws, choose, read_rows
 from foretoken.shape.memory_formula import RECORDED_ROWS
 
 

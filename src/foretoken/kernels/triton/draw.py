@@ -1,6 +1,6 @@
 """Triton kernels that choose tokens; `gpu_kernels` says what they promise.
 
-Owns device code, no launch: `triton_kernels` has those. Importing it imports triton. A row of
+Owns device code, no launch: `launches` has those. Importing it imports triton. A row of
 logits is read by one program for each SPAN of its ids; what those found is compared in order.
 """
 

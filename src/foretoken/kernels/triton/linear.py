@@ -1,6 +1,6 @@
 """Triton kernels of linear layers over integer weights, and the layout that they read.
 
-Owns device code and its launch, no choice: `kernels.triton_found` says where it may be used.
+Owns device code and its launch, no choice: `kernels.triton.found` says where it may be used.
 Importing it imports triton. Blocks along K, tile sizes and warps never depend on the number of
 rows, so a row's sums are made in the same order in any batch. Right on a GPU, and slow: tiles of
 16 rows by 64 outputs are too few blocks for one.

@@ -14,7 +14,7 @@ from foretoken.kernels.gpu_kernels import GpuKernels, GpuWeights
 from foretoken.ops.attention.base import Geometry, SpanWindow
 from foretoken.ops.attention.gpu import GpuAttention
 from foretoken.ops.attention.torch_sdpa import AttentionProbe
-from foretoken.ops.linear.gpu import GpuLinear, pack_for_gpu
+from foretoken.ops.linear.gpu import WholeLinear, pack_for_gpu
 
 _ROWS, _OUTPUTS, _INPUTS = 200, 384, 1024
 _CUTS = (1, 2, 6, 16, 17, 64, 100)
@@ -31,7 +31,7 @@ def why_bits_differ(
         return torch.randn(*size, generator=generator).to(device, dtype)
 
     x_TK = randn(_ROWS, _INPUTS)
-    linear = GpuLinear(kernels, pack_for_gpu(kernels, randn(_OUTPUTS, _INPUTS)))
+    linear = WholeLinear(kernels, pack_for_gpu(kernels, randn(_OUTPUTS, _INPUTS)))
     gate = pack_for_gpu(kernels, randn(_OUTPUTS, _INPUTS), in_one=True)
     for name, run in (
         ("products", linear),

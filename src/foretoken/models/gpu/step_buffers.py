@@ -18,7 +18,7 @@ from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import UNIT_INTS, AttentionInts
 from foretoken.ops.attention.gpu import Ints, LaidOut, RowPiece, UnitPlan
-from foretoken.ops.drawing_gpu import Draws
+from foretoken.ops.gpu.drawing import Draws
 from foretoken.shape.memory_formula import RECORDED_ROWS
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)

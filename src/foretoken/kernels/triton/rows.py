@@ -1,6 +1,6 @@
 """Triton kernels of what is done to rows between matrices; `gpu_kernels` says what they promise.
 
-Owns device code, no launch: `triton_kernels` has those. Importing it imports triton. A row is one
+Owns device code, no launch: `launches` has those. Importing it imports triton. A row is one
 program's, or a head of it is, so its sums are made in one order, that of its width.
 """
 

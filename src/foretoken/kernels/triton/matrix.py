@@ -1,6 +1,6 @@
 """Triton kernels of matrices, floats and integers; `gpu_kernels` says what they promise.
 
-Owns device code, no launch: `triton_kernels` has those, and which tiles a shape has. Importing it
+Owns device code, no launch: `launches` has those, and which tiles a shape has. Importing it
 imports triton.
 
 Weights are the first operand of a product and rows the second: so 64 outputs fill the matrix

@@ -1,7 +1,7 @@
 """A decoder's pass as a GPU's launches, nine a layer, twelve of a mixture, over memory that is
 kept between them.
 
-Who records them and plays them again is `models.captured`. The weights belong to the layers.
+Who records them and plays them again is `models.gpu.captured`. The weights belong to the layers.
 """
 
 from collections.abc import Sequence
@@ -28,11 +28,11 @@ from foretoken.layers.embedding import Embedding
 from foretoken.layers.mixture import Mixture
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
-from foretoken.models.gpu_mixture import GpuMixture, as_gpu, bind_mixture, knows_mixture
-from foretoken.models.step_buffers import DevicePass
+from foretoken.models.gpu.mixture import GpuMixture, as_gpu, bind_mixture, knows_mixture
+from foretoken.models.gpu.step_buffers import DevicePass
 from foretoken.ops.activation import COMPILED
 from foretoken.ops.attention.gpu import GpuAttention, layer_of, most_partials, run_attention
-from foretoken.ops.drawing_gpu import choose
+from foretoken.ops.gpu.drawing import choose
 from foretoken.ops.linear.gpu import GpuLinear
 from foretoken.shape.memory_formula import RECORDED_ROWS
 from foretoken.shape.mixtures.experts import Experts

@@ -1,0 +1,1 @@
+"""Whole steps of a model on a GPU: their buffers, layers and recordings."""
