@@ -89,9 +89,11 @@ def count_strange(library: Library, rows: BlockRows) -> int:
     return found
 
 
+@torch.inference_mode(False)
 def _empty(library: Library, num_bytes: int) -> Tensor:
     """Memory in huge pages: of its own where it is large, else a part of a piece that those before
-    and after it share, as the matrices of experts do."""
+    and after it share, as the matrices of experts do. It is no tensor of inference, whoever asks:
+    another model's weights may be a part of the same piece."""
     if num_bytes < _SMALL:
         return torch.empty(num_bytes, dtype=torch.uint8)
     if num_bytes >= _HUGE:

@@ -108,6 +108,8 @@ def test_every_row_has_its_own_bits(kind: str, x_bits: int) -> None:
     """In any company, at any level."""
     assert LIBRARY is not None
     rows_NB = blocks(kind, 100, 1280, seed=3)
+    with torch.inference_mode():  # matrices that share its memory are packed outside
+        pack_block_rows(LIBRARY, BlockWeights.as_stored(kind, rows_NB).rows())
     packed = pack_block_rows(LIBRARY, BlockWeights.as_stored(kind, rows_NB).rows())
     layer = KernelLinear(LIBRARY, replace(packed, x_bits=x_bits), dtype=torch.float32)
     x_TK = torch.randn(150, 1280, generator=torch.Generator().manual_seed(2))
