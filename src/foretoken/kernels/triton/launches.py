@@ -148,7 +148,7 @@ class TritonKernels(GpuKernels):
                 programs * count < _PROGRAMS or count < least
             ):
                 count *= 2
-            if inputs % (128 * count) and not inputs % (64 * count):
+            if count > 1 and inputs % (128 * count) and not inputs % (64 * count):
                 count //= 2
         # A multiple of every step.
         return inputs if count == 1 else triton.cdiv(triton.cdiv(inputs, count), 128) * 128
