@@ -356,8 +356,9 @@ def test_a_graph_is_recorded_beside_other_threads(monkeypatch: pytest.MonkeyPatc
         "graph": lambda graph, **options: within("graph", **options),
     }.items():
         monkeypatch.setattr(torch.cuda, name, made)
-    replay = triton_kernels._Graphs(triton_kernels.TritonKernels((9, 0))).record(
-        lambda: done.append("run")
+    kernels = triton_kernels.TritonKernels((9, 0))
+    replay = triton_kernels._Graphs(kernels).record(
+        lambda: done.append("dry run" if kernels.recording else "run")
     )
     replay()
     first = ["wait", "stream", "dry run", "end of stream", "wait"]
