@@ -166,7 +166,7 @@ def resolve(
     invariant = resolve_invariance(config, device, dtype, shape, packs, gpus)
     used, held = None if device == "cpu" else gpus, _packs(device, dtype, packs)
     _check_ranks(target, used, can_watch="cpu" in packs)
-    recorded = used is not None and used.keeps_bits and dtype != "float32" and not shape.experts
+    recorded = used is not None and _keeps_bits(used, dtype, shape) and not shape.experts
     facts = MemoryFacts(
         target=target,
         drafting=drafting or Drafting(),
@@ -308,9 +308,14 @@ def resolve_invariance(
     if config.batch_invariant != "auto":
         return bool(config.batch_invariant)
     if gpus is not None and device == "cuda":
-        return shape.is_own and gpus.keeps_bits and dtype != "float32"
+        return _keeps_bits(gpus, dtype, shape)
     built_in = shape.is_own and _packs(device, dtype, packs) is Packs.ALL
     return built_in or (device == "cpu" and dtype == "bfloat16")
+
+
+def _keeps_bits(gpus: Gpus, dtype: str, shape: ModelShape) -> bool:
+    """Whether a model's steps run by kernels whose rows keep their bits on these GPUs."""
+    return shape.is_own and gpus.keeps_bits and dtype != "float32"
 
 
 def resolve_dtype(

@@ -45,10 +45,15 @@ def draw(
         better = score > top
         top = tl.where(better, score, top)
         top_id = tl.where(better, i, top_id)
-    highest = tl.max(top)
-    tl.store(best + row * tl.num_programs(1) + span, highest)
-    lowest = tl.min(tl.where(top == highest, top_id, 0x7FFFFFFF))
-    tl.store(ids + row * tl.num_programs(1) + span, lowest)
+    at = row * tl.num_programs(1) + span
+    tl.store(best + at, tl.max(top))
+    tl.store(ids + at, first_best(top, top_id))
+
+
+@triton.jit
+def first_best(scores, ids):
+    """The id with the highest score, the lowest of equals."""
+    return tl.min(tl.where(scores == tl.max(scores), ids, 0x7FFFFFFF))
 
 
 @triton.jit
@@ -76,7 +81,7 @@ def pick(best, ids, names, tokens, tokens_stride, SPANS, BLOCK: tl.constexpr):
     s = tl.arange(0, BLOCK)
     score = tl.load(best + row * SPANS + s, mask=s < SPANS, other=float("-inf"))
     found = tl.load(ids + row * SPANS + s, mask=s < SPANS, other=0x7FFFFFFF)
-    token = tl.min(tl.where(score == tl.max(score), found, 0x7FFFFFFF))
+    token = first_best(score, found)
     if names is not None:
         token = tl.load(names + token)
     tl.store(tokens + row * tokens_stride, token)

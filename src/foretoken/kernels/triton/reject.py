@@ -8,7 +8,7 @@ chains, have four numbers each: first draft, drafts, first row of logits, first 
 import triton
 import triton.language as tl
 
-from foretoken.kernels.triton.draw import noise, scaled
+from foretoken.kernels.triton.draw import first_best, noise, scaled
 
 _TINY: tl.constexpr = tl.constexpr(1.1754943508222875e-38)
 
@@ -174,10 +174,9 @@ def redraw(
             better = score > top
             top = tl.where(better, score, top)
             top_id = tl.where(better, i, top_id)
-        highest = tl.max(top)
         at = span * tl.num_programs(1) + part
-        tl.store(best + at, highest)
-        tl.store(best_ids + at, tl.min(tl.where(top == highest, top_id, 0x7FFFFFFF)))
+        tl.store(best + at, tl.max(top))
+        tl.store(best_ids + at, first_best(top, top_id))
 
 
 @triton.jit
@@ -192,7 +191,7 @@ def settle(
         s = tl.arange(0, BLOCK)
         score = tl.load(best + span * PARTS + s, mask=s < PARTS, other=float("-inf"))
         ids = tl.load(best_ids + span * PARTS + s, mask=s < PARTS, other=0x7FFFFFFF)
-        token = tl.min(tl.where(score == tl.max(score), ids, 0x7FFFFFFF))
+        token = first_best(score, ids)
         token = tl.where(tl.max(score) > float("-inf"), token, -1)
     tl.store(found + span * 2, tl.where(stays < 0, -1 - stays, stays))
     tl.store(found + span * 2 + 1, token)
