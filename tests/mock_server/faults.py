@@ -26,6 +26,8 @@ class MockFaults:
     """Neither /metrics nor per-request numbers."""
     refuse: tuple[str, ...] = ()
     """Parameters answered with HTTP 400, such as min_p."""
+    longest: int = 0
+    """Longer drafts than this are answered with HTTP 400; 0: none are."""
     skip_verification: float = 0.0
     """Of words: taken from the draft as it is."""
     leak_placeholder: float = 0.0

@@ -115,6 +115,8 @@ class MockServer:
         if self._due(self.faults.error_every):
             return _error(500, "the mock broke")
         k = length_of(body, self.law.k)
+        if 0 < self.faults.longest < k:
+            return _error(400, f"at most {self.faults.longest} draft tokens")
         others = tuple(self._open.values())
         written = self._writer.write(body, self.count, k=k, others=others)
         name, temperature = f"cmpl-{self.count}", temperature_of(body)

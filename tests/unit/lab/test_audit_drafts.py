@@ -20,8 +20,10 @@ from tests.unit.lab.test_audit_pressure import TEXTS, Ticking
 PLAN = AuditPlan(prompts=8, max_tokens=16)
 
 
-def run(faults: MockFaults, plan: AuditPlan, *, alpha: float = 0.7, k: int = 3) -> Findings:
-    law = MockLaw(step_s=0.0, prefill_s=0.0, k=k, alpha=alpha)
+def run(
+    faults: MockFaults, plan: AuditPlan, *, alpha: float = 0.7, k: int = 3, seed: int = 0
+) -> Findings:
+    law = MockLaw(step_s=0.0, prefill_s=0.0, k=k, alpha=alpha, seed=seed)
     arm = Asker(InProcess(MockServer(law, MockModel(rounding=0.004), faults)), "mock")
     return asyncio.run(audit(arm, None, TEXTS, plan, hooks=Hooks(clock=Ticking())))
 

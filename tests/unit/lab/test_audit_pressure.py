@@ -1,11 +1,12 @@
 """The checks again under load and at each draft length, in the minutes given."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
+from foretoken.errors import EndpointError
 from foretoken.lab.audit.asking import Asker
 from foretoken.lab.audit.judging import CheckResult
 from foretoken.lab.audit.pressure import STAGES
@@ -31,14 +32,19 @@ class Ticking:
 
 
 def run(
-    faults: MockFaults, plan: AuditPlan, ended: Callable[[CheckResult], None] = lambda result: None
+    faults: MockFaults,
+    plan: AuditPlan,
+    ended: Callable[[CheckResult], None] = lambda result: None,
+    not_started: Sequence[int] = (),
 ) -> tuple[Findings, MockServer]:
-    law = MockLaw(step_s=0.0, prefill_s=0.0, k=3)
+    law = MockLaw(step_s=0.0, prefill_s=0.0, k=3, seed=0)
     server = MockServer(law, MockModel(rounding=0.004), faults)
     pool = InProcess(server)
 
     @asynccontextmanager
     async def at_depth(length: int) -> AsyncIterator[Asker]:
+        if length in not_started:
+            raise EndpointError(f"it ended with code 1; the end of the log:\nno\nlength {length}")
         fields = {"speculation": {"num_speculative_tokens": length}}
         yield Asker(pool, "mock", extra_body=fields)
 
@@ -94,10 +100,19 @@ def test_depths_that_were_not_reached_are_said() -> None:
     assert found.missed and found.missed[0].startswith("depths: ")
 
 
-@pytest.mark.parametrize("name", ["load", "depths"])
-def test_what_a_server_refuses_is_said(name: str) -> None:
-    found, _ = run(MockFaults(refuse=("prompt",)), AuditPlan(prompts=4, only=(name,)))
+def test_what_a_server_refuses_is_said() -> None:
+    found, _ = run(MockFaults(refuse=("prompt",)), AuditPlan(prompts=4, only=("load",)))
     assert any("prompt is not supported" in said for said in found.missed), found
+
+
+def test_a_length_that_is_refused_is_said_and_the_next_is_looked_at() -> None:
+    """In the answer to a request, or by a server that does not start with it."""
+    plan = AuditPlan(prompts=4, only=("depths",), depths=(4, 5, 6))
+    found, _ = run(MockFaults(longest=5), plan, not_started=(4,))
+    assert [one.status for one in found.checks] == ["unasked", "ok", "unasked"], found
+    assert found.checks[0].why == "it ended with code 1; the end of the log: length 4"
+    assert "at most 5 draft tokens" in found.checks[2].why
+    assert found.missed == ()
 
 
 @pytest.mark.parametrize("last", ["seeds", "load-12"])

@@ -158,3 +158,16 @@ def test_traffic_falls_into_the_servers_buckets() -> None:
     }  # fmt: skip
     assert list(found)[-1] == ">1" and list(found)[:2] == ["default", "<=0"]
     assert sum(found.values()) == pytest.approx(9)
+
+
+def test_a_share_of_accepted_drafts_ends_at_one() -> None:
+    """Few requests that are far apart: the interval of the logarithm goes on beyond."""
+    accepted = [20, 20, 20, 19, 2, 20]
+    records = [
+        replace(one, acceptance=replace(one.acceptance, num_accepted=count))
+        for one, count in zip((record(i, 0.0) for i in range(6)), accepted, strict=True)
+        if one.acceptance is not None
+    ]
+    found = next(one for one in summarize_acceptance(records) if one.by == "all")
+    assert found.rate.high == found.p90.high == 1.0, found
+    assert 0.0 <= found.p10.low < found.rate.estimate == pytest.approx(sum(accepted) / 120)

@@ -34,6 +34,7 @@ from foretoken.lab.records.results import (
 from foretoken.lab.stats.intervals import (
     Floats,
     Interval,
+    as_share,
     quantile_interval,
     share_interval,
     unknown,
@@ -253,7 +254,7 @@ def _bucket(by: str, value: str, records: Sequence[RequestRecord]) -> Acceptance
     rates = np.array([a.rate for a in long_enough])
     steps = np.array([_steps(a) for a in long_enough], np.float64)
     within = np.array([_variance(a) for a in long_enough], np.float64)
-    p10, p50, p90 = request_quantiles(rates, steps, within, (0.1, 0.5, 0.9))
+    p10, p50, p90 = map(as_share, request_quantiles(rates, steps, within, (0.1, 0.5, 0.9)))
     known_steps = [a.num_steps for a in found if a.num_steps is not None]
     length = None
     if all(a.num_steps for a in found):
@@ -266,7 +267,7 @@ def _bucket(by: str, value: str, records: Sequence[RequestRecord]) -> Acceptance
         num_drafted=int(drafted.sum()),
         num_accepted=int(accepted.sum()),
         num_steps=sum(known_steps) if len(known_steps) == len(found) else None,
-        rate=_ratio(accepted, drafted),
+        rate=as_share(_ratio(accepted, drafted)),
         length=length,
         p10=p10,
         p50=p50,

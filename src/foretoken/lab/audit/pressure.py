@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
+from foretoken.errors import EndpointError
 from foretoken.lab.audit.asking import Asker, Case, OneAtATime, Reply
 from foretoken.lab.audit.copies import SURE, identifiers
 from foretoken.lab.audit.judging import (
@@ -275,25 +276,30 @@ class DepthPlan:
 async def depth_checks(
     sides: Sides, at_depth: AtDepth, plan: DepthPlan, minutes: Minutes
 ) -> AsyncIterator[CheckResult]:
-    """One result for every draft length that the minutes allow, the first in any case."""
+    """One result for every draft length that the minutes allow, the first in any case; one that the
+    server refuses, or does not start with, is `unasked`, and the next is looked at."""
     usual: list[Look] | None = None
     for at, depth in enumerate(plan.depths):
         if at and minutes.left < 0:
             rest = ", ".join(map(str, plan.depths[at:]))
             minutes.missed.append(f"depths: {rest}")
             return
-        async with at_depth(depth) as arm:
-            own = replace(sides, arm=arm)
-            looks = await _looks(plan, own)
-            if sides.plain is not None and usual is None:
-                usual = await _looks(plan, sides.as_plain())
-        sides.arm.num_asked += arm.num_asked
+        try:
+            async with at_depth(depth) as arm:
+                looks = await _looks(plan, replace(sides, arm=arm))
+                sides.arm.num_asked += arm.num_asked
+                if sides.plain is not None and usual is None:
+                    usual = await _looks(plan, sides.as_plain())
+        except EndpointError as error:
+            looks = [Look("unasked", short(error))]
         sentence = f"drafts of {depth}: texts and copies are right"
-        result = judge(AuditCheck(f"depth-{depth}", sentence), looks, usual)
-        yield result
-        if result.status == "unasked":
-            minutes.missed.append(f"depths beyond {depth}: {result.why}")
-            return
+        yield judge(AuditCheck(f"depth-{depth}", sentence), looks, usual)
+
+
+def short(error: EndpointError) -> str:
+    """Why a server does not start, and the last line of its log."""
+    first, *log = str(error).splitlines()
+    return " ".join([first, *log[-1:]])
 
 
 async def _looks(plan: DepthPlan, sides: Sides) -> list[Look]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from foretoken.config.reader import at_least, between, check_fields
-from foretoken.errors import ConfigError, one_of
+from foretoken.errors import ConfigError, EndpointError, one_of
 from foretoken.lab.audit.asking import Asker, Case, OneAtATime, cases_of
 from foretoken.lab.audit.checks import CHECKS, OF_TEXTS, SAMPLED_PROMPTS
 from foretoken.lab.audit.drafts import DraftWatch, drift_check, zero_check
@@ -35,6 +35,7 @@ from foretoken.lab.audit.pressure import (
     Minutes,
     depth_checks,
     load_checks,
+    short,
 )
 from foretoken.lab.audit.rounding import measure_near_tie
 from foretoken.lab.http.client import EXTRAS, Client
@@ -396,13 +397,21 @@ async def _run(config: AuditConfig, texts: list[str], out: Path, hooks: Hooks) -
     began = hooks.clock()
     by_start = _LENGTH in (config.candidate.command or "")
     async with AsyncExitStack() as stack:
-        arm_config = _told(config.candidate, max(config.plan.depths))
-        on = await stack.enter_async_context(serving(arm_config, out / "logs" / "on.log"))
+        log, depths = out / "logs" / "on.log", config.plan.depths
+        arm_config = _told(config.candidate, max(depths))
+        try:
+            on = await stack.enter_async_context(serving(arm_config, log))
+        except EndpointError as error:  # perhaps it is refused this length only
+            if not by_start or len(depths) < 2:
+                raise
+            arm_config = _told(config.candidate, min(depths))
+            on = await stack.enter_async_context(serving(arm_config, log))
+            hooks.say(f"asked with drafts of {min(depths)}; with {max(depths)}: {short(error)}")
         off, said, turns = None, "none", None
         fields = OFF_BY_REQUEST.get(on.info.engine)
         if config.baseline is not None:
-            log = out / "logs" / "off.log"
-            off = await stack.enter_async_context(serving(config.baseline, log))
+            off_log = out / "logs" / "off.log"
+            off = await stack.enter_async_context(serving(config.baseline, off_log))
             fields, said = None, f"{off.info.engine} at {off.info.url}"
             urls = (urlsplit(on.info.url), urlsplit(off.info.url))
             # Servers of one machine are asked in turns: both at once would starve each other.
@@ -416,8 +425,8 @@ async def _run(config: AuditConfig, texts: list[str], out: Path, hooks: Hooks) -
             if not by_start:
                 yield _asker(on, turns, {"speculation": {"num_speculative_tokens": length}})
                 return
-            log = out / "logs" / f"on-{length}.log"
-            async with serving(_told(config.candidate, length), log) as other:
+            own_log = out / "logs" / f"on-{length}.log"
+            async with serving(_told(config.candidate, length), own_log) as other:
                 yield _asker(other, turns)
 
         arm = _asker(on, turns)

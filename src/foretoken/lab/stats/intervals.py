@@ -5,7 +5,7 @@ takes a seed. An interval that the sample cannot support has infinite ends, neve
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
 
@@ -31,6 +31,14 @@ class Interval:
     @property
     def known(self) -> bool:
         return math.isfinite(self.low) and math.isfinite(self.high)
+
+
+def as_share(found: Interval) -> Interval:
+    """The interval of a share, which no end leaves; unknown ends stay so."""
+    if not found.known:
+        return found
+    ends = {name: min(max(getattr(found, name), 0.0), 1.0) for name in ("estimate", "low", "high")}
+    return replace(found, **ends)
 
 
 def unknown(estimate: float = math.nan, level: float = LEVEL) -> Interval:
