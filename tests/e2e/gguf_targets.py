@@ -49,6 +49,14 @@ def random_rows(kind: str, rows: int, inputs: int, *, size: float, seed: int) ->
     return numbers.reshape(rows, -1)
 
 
+def add_tokens(writer: gguf.GGUFWriter) -> None:
+    """A tokenizer of VOCAB tokens."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([chr(33 + token) for token in range(VOCAB - 3)] + ["xa", "xb", "xc"])
+    writer.add_token_merges(["x a", "x b", "x c"])
+
+
 def write_target(path: Path, mix: str, *, layers: int = 2, sharp: float = 3.0) -> Path:
     """A Llama of this mix; one of fewer layers has the same weights in the layers that it has.
 
@@ -68,10 +76,7 @@ def write_target(path: Path, mix: str, *, layers: int = 2, sharp: float = 3.0) -
     writer.add_head_count_kv(KEY_HEADS)
     writer.add_key_length(HEAD)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([chr(33 + token) for token in range(VOCAB - 3)] + ["xa", "xb", "xc"])
-    writer.add_token_merges(["x a", "x b", "x c"])
+    add_tokens(writer)
     shapes = {"token_embd": VOCAB, "output": VOCAB}
     for layer in range(layers):
         sizes = {"attn_q": HEADS * HEAD, "attn_k": KEY_HEADS * HEAD, "attn_v": KEY_HEADS * HEAD}

@@ -2,17 +2,20 @@
 speculation, whatever drafts, in chunks, under preemption and from prefixes that were kept.
 
 The guarded bug is an expert's result that depends on which other rows chose it: a draft changes the
-company of every row. There is no tolerance. Each family compares 58,000 tokens.
+company of every row. There is no tolerance. Each family compares 58,000 tokens, two of them in GGUF
+files whose experts stay in blocks, which have kernels of their own.
 """
 
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
 from foretoken import LLM
 from foretoken.shape import ModelShape
 from tests.drafters import TreeProposer
+from tests.e2e.gguf_targets import add_tokens
 from tests.e2e.heads import HEADS, HIDDEN, write_head
 from tests.e2e.lossless import (
     METHODS,
@@ -28,12 +31,17 @@ from tests.e2e.lossless import (
 )
 from tests.e2e.test_trees import CHOICES
 from tests.golden.families import MIXTURES, write_checkpoint
+from tests.golden.gguf_files import write_gguf
+from tests.golden.test_mixtures import GGUF
 
 FAMILIES = (
     "qwen3_moe", "gpt_oss", "olmoe", "mixtral", "glm4_moe", "granitemoe",
     "gemma4 experts, keys as values",
 )  # fmt: skip
-COUNT, TOKENS = 16, 48
+BLOCKS = {"qwen3moe": "Q4_1", "gpt-oss": "MXFP4"}
+"""Architecture of a GGUF file -> type of its matrices."""
+MANY = {"num_experts": 24, "num_local_experts": 24}
+"""So that experts have two rows on average where a few requests draft, and some of them more."""
 LEAST_TOKENS = 50_000
 """That a family compares."""
 ASKED = ("greedy", "filters")
@@ -48,17 +56,37 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 }
 
 
+def in_blocks(folder: Path, case: str) -> Path:
+    """The checkpoint in a GGUF file, with a tokenizer."""
+    _, arch, sizes = GGUF[case]
+
+    def more(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+        sizes(writer, config)
+        add_tokens(writer)
+
+    return write_gguf(folder, arch, more, kind=gguf.GGMLQuantizationType[BLOCKS[case]])
+
+
 class Family:
     """A target, who drafts for it, and what the target writes alone."""
 
-    def __init__(self, case: str, folder: Path) -> None:
-        kind, changes = MIXTURES[case]
-        sizes = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "max_position_embeddings": 256}
+    def __init__(self, case: str, folder: Path, count: int = 16, tokens: int = 48) -> None:
+        self._count, self._tokens = count, tokens
+        kind, changes = MIXTURES[GGUF[case][0] if case in BLOCKS else case]
+        sizes: dict[str, Any] = {
+            "vocab_size": VOCAB, "hidden_size": HIDDEN, "max_position_embeddings": 256,
+        }  # fmt: skip
+        if case in BLOCKS:
+            sizes |= dict.fromkeys(("intermediate_size", "moe_intermediate_size"), 64)
+            sizes |= {name: many for name, many in MANY.items() if name in changes}
+            sizes |= {"swiglu_limit": 7.0} if "swiglu_limit" in changes else {}
         self.target, self.draft = folder / "target", folder / "draft"
         write_checkpoint(self.target, kind, {**changes, **sizes})
         one = {"num_hidden_layers": 1, "layer_types": None, "first_k_dense_replace": 0}
         kept = {name: value for name, value in one.items() if name in changes or value == 1}
         write_checkpoint(self.draft, kind, {**changes, **sizes, **kept})
+        if case in BLOCKS:
+            self.target, self.draft = (in_blocks(one, case) for one in (self.target, self.draft))
         self._heads = {
             name: write_head(folder / name, name, folder / "none") for name in ("eagle3", "dflash")
         }
@@ -70,7 +98,8 @@ class Family:
         self.shortage = {**PRESSURES["shortage"], "kv_cache_memory_bytes": 704 * each}
 
     def ask(self, llm: LLM, name: str) -> list[Result]:
-        return generate(llm, make_prompts(COUNT, 3), {"max_tokens": TOKENS, **PARAMETERS[name]})
+        asked = {"max_tokens": self._tokens, **PARAMETERS[name]}
+        return generate(llm, make_prompts(self._count, 3), asked)
 
     def config(self, drafter: str) -> dict[str, Any]:
         config = DRAFTERS[drafter]
@@ -96,8 +125,17 @@ class Family:
         )
 
 
+def test_blocks_in_short(tmp_path: Path) -> None:
+    """What of the next test the usual suite runs."""
+    family = Family("qwen3moe", tmp_path, count=6, tokens=16)
+    for drafter, name in (("ngram", "chunks"), ("trees of a draft model", "calm")):
+        with open_exact(family.target, family.config(drafter), **PRESSURES[name]) as llm:
+            compared, accepted, _, hits = family.compared(llm, drafter)
+        assert compared == 2 * len(ASKED) * 6 * 16 and min(accepted, hits) > 0
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", FAMILIES)
+@pytest.mark.parametrize("case", (*FAMILIES, *BLOCKS))
 def test_speculation_changes_nothing(case: str, tmp_path: Path) -> None:
     family = Family(case, tmp_path)
     pressures = {name: PRESSURES[name] for name in ("calm", "chunks")}
