@@ -9,7 +9,6 @@ from foretoken.errors import ConfigError
 from foretoken.lab.http.client import grown, parse_metrics
 from foretoken.lab.http.read_answer import (
     from_body,
-    from_chunks,
     from_spec_details,
     from_timings,
     parse_events,
@@ -146,9 +145,6 @@ def test_every_source_of_acceptance() -> None:
     details = {"spec_verify_ct": 4, "proposed_drafts": 12, "correct_drafts": 5}
     sglang = from_spec_details(details)
     assert sglang is not None and sglang.num_steps == 4
-    guessed = from_chunks([1, 3, 1, 2], k=3)
-    assert guessed is not None and guessed.per_step_accepted == (2, 0, 1) and not guessed.exact
-    assert from_chunks([1, 9], k=3) is None, "merged chunks tell nothing"
     assert from_body({"speculative_decoding": None}) is None
     assert from_timings([{"predicted_n": 3}]) is None
     assert from_spec_details(None) is None

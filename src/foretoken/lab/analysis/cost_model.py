@@ -336,8 +336,7 @@ def drafting_of(summary: AbSummary) -> DraftingSetup | None:
 
 def length_of(summary: AbSummary, records: Sequence[RequestRecord]) -> int:
     """The length that a candidate was told; else the one that it drafted."""
-    told = (summary.config.get("candidate") or {}).get("k")
     drafting = drafting_of(summary)
     counts = counts_of_records(records)
     drafted = math.ceil(counts.k - 0.5) if counts else 1
-    return int(told or (drafting.num_drafts if drafting else 0) or max(drafted, 1))
+    return (drafting.num_drafts if drafting else 0) or max(drafted, 1)

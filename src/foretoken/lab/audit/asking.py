@@ -6,12 +6,15 @@ compute at a time: servers whose threads wait by spinning take the cores from ea
 that were asked at once on two cores answered a hundredth as fast as either alone.
 
 A `Reply` is read of completions and chat completions, whole or streamed, with both shapes of
-log-probabilities. What a server does not tell is None or empty.
+log-probabilities. What a server does not tell is None or empty; what is no answer of such a server
+is its error, whatever it is, and numbers are numbers from here on. One that leaves requests
+unanswered is not waited for again and again (`PatientPool`).
 """
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,6 +36,13 @@ IN_FLIGHT = 8
 """Requests at one server."""
 TOPS = 5
 """Likeliest tokens that greedy answers are asked for."""
+_MOST_LOST, _MOST_LATE = 8, 4
+"""Requests in a row that nothing came back for, and that took too long in all, before nobody asks
+any more."""
+_MOST_BYTES = 1 << 22
+"""Of an answer: more were not asked for."""
+_MOST_LOG = 700.0
+"""Of a log-probability: what is above is no number to reckon with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +82,7 @@ class Reply:
     """Per token the likeliest tokens with their log-probabilities."""
     finish_reasons: tuple[str, ...] = ()
     text_after_end: bool = False
-    usage: Mapping[str, Any] | None = None
+    usage: Mapping[str, int] | None = None
     calls: tuple[tuple[str, str], ...] = ()
     """Functions that the model calls, and the texts of their arguments."""
     cached_tokens: int | None = None
@@ -113,31 +123,38 @@ def read_reply(body: Mapping[str, Any], answer: Answer) -> Reply:
     if (400 <= answer.status < 500 and answer.status not in _BUSY) or answer.status == 501:
         said = " ".join(error_text(answer.body).split())[:160]
         return Reply(body=body, refused=f"HTTP {answer.status}: {said}")
-    if answer.status >= 500 or answer.broken is not None:
+    if not 200 <= answer.status < 300 or answer.broken is not None:
         return Reply(body=body, error=str(answer.broken or f"HTTP {answer.status}"))
+    if (size := sum(len(piece) for _, piece in answer.pieces)) > _MOST_BYTES:
+        return Reply(body=body, error=f"an answer of {size / 1e6:.0f} MB")
     try:
         if body.get("stream"):
-            return _read(body, [event for _, event in parse_events(answer.pieces)[0]])
+            events = [event for _, event in parse_events(answer.pieces)[0]]
+            if not events:
+                raise ValueError("a stream without an event")
+            return _read(body, events)
         return _read(body, [json.loads(answer.body)])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return Reply(body=body, error=f"not what an OpenAI-style server sends ({error!r})")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        why = f"{type(error).__name__}: {error}"[:120]
+        return Reply(body=body, error=f"not what an OpenAI-style server sends ({why})")
 
 
 def _read(body: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Reply:
     texts: list[str] = []
-    ids: list[int] | None = []
+    ids: list[int] = []
     rows: list[tuple[str, float, Mapping[str, float]]] = []
     ends: list[str] = []
     calls: dict[int, list[str]] = {}
-    after, prompt_ids, usage, cached = False, None, None, None
+    after, prompt_ids, usage, cached = False, list[int](), dict[str, int](), None
     drafts: RequestAcceptance | None = None
     all_timings: list[Mapping[str, Any]] = []
     for event in events:
         if event.get("error"):
             return Reply(body=body, error=str(event["error"])[:160])
-        usage = event.get("usage") or usage
-        timings = event.get("timings") or {}
-        cached = timings.get("cache_n", cached)
+        given = event.get("usage") or {}
+        usage, timings = _counts(given) or usage, event.get("timings") or {}
+        cached = _counts(timings).get("cache_n", cached)
+        cached = _counts(given.get("prompt_tokens_details") or {}).get("cached_tokens", cached)
         all_timings += [timings] if timings else []
         spec = (event.get("sglext") or {}).get("spec_tokens_details")
         drafts = from_body(event.get("metrics")) or from_spec_details(spec) or drafts
@@ -147,9 +164,9 @@ def _read(body: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Reply
             after = after or bool(text and ends)
             texts.append(text)
             own = choice.get("token_ids", part.get("token_ids"))
-            ids = [*ids, *own] if ids is not None and own is not None else ids
+            ids += _ids(own)
             told = choice.get("prompt_token_ids") or event.get("prompt_token_ids")
-            prompt_ids = told or prompt_ids  # the first event of a stream has them
+            prompt_ids = _ids(told) or prompt_ids  # the first event of a stream has them
             rows += _rows(choice.get("logprobs"))
             for call in part.get("tool_calls") or ():  # whole, or its next piece
                 function = call.get("function") or {}
@@ -158,8 +175,6 @@ def _read(body: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Reply
                 one[1] += function.get("arguments") or ""
             if choice.get("finish_reason"):
                 ends.append(str(choice["finish_reason"]))
-    details = (usage or {}).get("prompt_tokens_details") or {}
-    cached = details.get("cached_tokens", cached)
     return Reply(
         body=body,
         text="".join(texts),
@@ -170,11 +185,23 @@ def _read(body: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Reply
         tops=tuple(row[2] for row in rows),
         finish_reasons=tuple(ends),
         text_after_end=after,
-        usage=usage,
+        usage=usage or None,
         calls=tuple((name, arguments) for name, arguments in calls.values()),
         cached_tokens=cached,
         acceptance=drafts or from_timings(all_timings),
     )
+
+
+def _counts(given: Mapping[str, Any]) -> dict[str, int]:
+    """What an object counts; null is not told."""
+    return {name: value for name, value in given.items() if isinstance(value, int)}
+
+
+def _ids(given: Any) -> list[int]:
+    found = [value for value in given or () if isinstance(value, int)]
+    if len(found) != len(given or ()):
+        raise ValueError("token ids that are no numbers")
+    return found
 
 
 def _rows(given: Any) -> list[tuple[str, float, Mapping[str, float]]]:
@@ -184,8 +211,8 @@ def _rows(given: Any) -> list[tuple[str, float, Mapping[str, float]]]:
         return [
             (
                 str(entry["token"]),
-                float(entry["logprob"]),
-                {str(top["token"]): float(top["logprob"]) for top in entry["top_logprobs"] or ()},
+                _log(entry["logprob"]),
+                _tops((top["token"], top["logprob"]) for top in entry["top_logprobs"] or ()),
             )
             for entry in given["content"]
         ]
@@ -193,9 +220,52 @@ def _rows(given: Any) -> list[tuple[str, float, Mapping[str, float]]]:
     own = given.get("token_logprobs") or [None] * len(tokens)
     tops = given.get("top_logprobs") or [{}] * len(tokens)
     return [
-        (str(token), float("nan") if value is None else float(value), top or {})
+        (str(token), _log(value), _tops((top or {}).items()))
         for token, value, top in zip(tokens, own, tops, strict=True)
     ]
+
+
+def _log(given: Any) -> float:
+    """A log-probability; NaN: not told."""
+    value = math.nan if given is None else float(given)
+    if value > _MOST_LOG:
+        raise ValueError(f"a log-probability of {value}")
+    return value if math.isfinite(value) else math.nan
+
+
+def _tops(given: Iterable[tuple[Any, Any]]) -> dict[str, float]:
+    found = {str(token): _log(value) for token, value in given}
+    return {token: value for token, value in found.items() if not math.isnan(value)}
+
+
+class PatientPool:
+    """A server, by whoever asks it: one that leaves requests unanswered is asked no more."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.gone = ""
+        """Why it is asked no more; empty: it is."""
+        self._pool = pool
+        self._lost = self._late = 0
+
+    async def send(self, method: str, path: str, body: bytes = b"", *, timeout_s: float) -> Answer:
+        if method != "POST":
+            return await self._pool.send(method, path, body, timeout_s=timeout_s)
+        try:
+            answer = await self._pool.send(method, path, body, timeout_s=timeout_s)
+        except TransportError as error:
+            self._heard(error)
+            raise
+        self._heard(answer.broken)
+        return answer
+
+    def _heard(self, error: TransportError | None) -> None:
+        if error is None:
+            self._lost = 0
+            return
+        self._lost, self._late = self._lost + 1, self._late + (error.kind == "timeout")
+        if not self.gone and (self._lost >= _MOST_LOST or self._late >= _MOST_LATE):
+            count = max(self._lost, self._late)
+            self.gone = f"{count} requests were left unanswered ({error}); no more were sent"
 
 
 class OneAtATime:
@@ -238,15 +308,21 @@ class Asker:
         self.heard: Callable[[Reply], Awaitable[None]] | None = None
         """Who is told of every reply."""
         self.num_asked = 0
-        self.manner: dict[str, Any] = {"pool": pool, "model": model, "extra_body": extra_body,
-                       "timeout_s": timeout_s}  # fmt: skip
+        self._pool = pool if isinstance(pool, PatientPool) else PatientPool(pool)
+        self.manner: dict[str, Any] = {"pool": self._pool, "model": model,
+                       "extra_body": extra_body, "timeout_s": timeout_s}  # fmt: skip
         """Whom it asks and how, for another one that asks in the same way."""
-        self._pool, self._timeout_s = pool, timeout_s
+        self.timeout_s = timeout_s
         self._fixed = {"model": model, **(extra_body or {})}
         self.in_flight = in_flight
         self._gate = asyncio.Semaphore(in_flight)
         self._turns = turns
         self._greedy: dict[tuple[int, bool, bool], asyncio.Task[Reply]] = {}
+
+    @property
+    def gone(self) -> str:
+        """Why the server is asked no more; empty: it is."""
+        return self._pool.gone
 
     async def ask(
         self, body: Mapping[str, Any], *, chat: bool = False, stream: bool = False
@@ -254,12 +330,14 @@ class Asker:
         whole = {**self._fixed, **body}
         if stream:
             whole |= {"stream": True, "stream_options": {"include_usage": True}}
-        self.num_asked += 1
         turn = nullcontext() if self._turns is None else self._turns.of(self)
         async with turn, self._gate:
+            if self.gone:
+                return Reply(body=whole, error=self.gone)
+            self.num_asked += 1
             try:
                 answer = await self._pool.send(
-                    "POST", _PATHS[chat], json.dumps(whole).encode(), timeout_s=self._timeout_s
+                    "POST", _PATHS[chat], json.dumps(whole).encode(), timeout_s=self.timeout_s
                 )
                 reply = read_reply(whole, answer)
             except TransportError as error:

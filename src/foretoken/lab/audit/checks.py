@@ -301,7 +301,7 @@ def _judge_json(reply: Reply, text: str, name: str) -> Look | None:
     be told."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         if reply.finish_reason == "length":
             return Look("fine", "cut short")
         return Look("wrong", f"no JSON: {text[:30]!r} ... {text[-30:]!r}")

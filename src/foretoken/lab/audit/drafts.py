@@ -11,11 +11,9 @@ ones. It is measured, and held against what was published for the drafter (cards
 
 import asyncio
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -37,12 +35,15 @@ from foretoken.lab.audit.pressure import Clock, Minutes, shared_text
 from foretoken.lab.audit.rounding import divergence
 from foretoken.lab.http.client import PER_POSITION, scrape
 from foretoken.lab.http.timed import Pool
+from foretoken.lab.plain import read_table
 
 _EVERY = 12
 """Replies between two looks at the metrics."""
 _ROUNDS, _OF_ROUND, _TOKENS = 6, 8, 64
 _ENOUGH = 1000
 """Drafts that an acceptance of 0 or 1 from beginning to end is believed for."""
+_LONGEST_LOOP = 400
+"""Characters of what is repeated."""
 _STRUCTURED = ("grammars", "tools")
 """Checks whose drafts a grammar decides."""
 _SPEC = "vllm:spec_decode_num_"
@@ -152,7 +153,7 @@ def loops(text: str) -> bool:
     """Whether a text ends in the same few characters again and again."""
     return any(
         len(tail := text[-6 * size :]) >= 24 and tail == text[-size:] * 6
-        for size in range(1, 1 + len(text) // 6)
+        for size in range(1, 1 + min(len(text) // 6, _LONGEST_LOOP))
     )
 
 
@@ -267,8 +268,8 @@ class PublishedCard:
 
 @cache
 def _cards() -> tuple[PublishedCard, ...]:
-    text = resources.files("foretoken.lab.audit").joinpath("cards.toml").read_text("utf-8")
-    return tuple(PublishedCard(**row) for row in tomllib.loads(text)["cards"])
+    rows = read_table("foretoken.lab.audit", "cards.toml")["cards"]
+    return tuple(PublishedCard(**row) for row in rows)
 
 
 def card_of(drafter: str) -> PublishedCard | None:
@@ -332,9 +333,10 @@ async def _behind(
     asked = [{"prompt": one, "max_tokens": _TOKENS, "temperature": 0.0} for one in prompts]
     # The first leaves the beginning in the cache.
     replies = [await arm.ask(asked[0]), *await asyncio.gather(*map(arm.ask, asked[1:]))]
-    for reply in replies:
-        if not reply.ok:
-            return reply.refused or reply.error or ""
+    lost = [one.refused or one.error or "" for one in replies if not one.ok]
+    if len(lost) == len(replies) or any(one.refused for one in replies):
+        return lost[0]
+    for reply in (one for one in replies if one.ok):
         behind.tokens = reply.prompt_tokens or behind.tokens
         own = reply.acceptance
         if own is not None and own.num_steps:

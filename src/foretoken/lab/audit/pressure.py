@@ -37,6 +37,8 @@ from foretoken.lab.http.timed import Answer, Pool, TransportError
 Clock = Callable[[], float]
 _TIMES = 4
 """Copies of a stage, in clients: the later ones come while others are answered."""
+_TRIES = 3
+"""Of the request that leaves the shared beginning in the cache."""
 _LONG_TOKENS = 400
 _CLIENT = "\n\nClient "
 _TOKENS = 32
@@ -143,7 +145,11 @@ async def load_checks(
             minutes.missed += [f"load: {later.said}" for later in STAGES[number:]]
             return
         shared = shared_text(texts, int(stage.shared_tokens * ratio), number)
-        first = await sides.arm.ask({"prompt": shared, "max_tokens": 1, "temperature": 0.0})
+        body = {"prompt": shared, "max_tokens": 1, "temperature": 0.0}
+        for _ in range(_TRIES):
+            first = await sides.arm.ask(body)
+            if first.error is None:
+                break
         if not first.ok:
             said = first.refused or first.error or ""
             minutes.missed.append(f"load: {stage.said}: {said}")

@@ -39,6 +39,7 @@ from foretoken.lab.audit.pressure import (
 )
 from foretoken.lab.audit.rounding import measure_near_tie
 from foretoken.lab.http.client import EXTRAS, Client
+from foretoken.lab.http.timed import Pool
 from foretoken.lab.launch.engines import given
 from foretoken.lab.launch.read import read_source
 from foretoken.lab.measure.driving import run_to_end
@@ -68,6 +69,9 @@ MORE = 6
 _LENGTH = "{k}"
 """Stands in a command for the draft length."""
 _ROUNDING_CASES = 8
+_LATE, _LEAST_WAIT_S = 20.0, 30.0
+"""How many times as long as all of the first answers one may take, and seconds that it may in any
+case; under load, and behind long prompts, the server's own limit counts."""
 SETS: tuple[Mapping[str, Any], ...] = (
     {"temperature": 1.0},
     {"temperature": 0.7, "top_p": 0.9},
@@ -237,6 +241,8 @@ class Findings(NamedTuple):
 
     checks: tuple[CheckResult, ...]
     missed: tuple[str, ...]
+    gone: str = ""
+    """Why a server was asked no more; empty: it was asked to the end."""
 
 
 async def audit(
@@ -255,12 +261,14 @@ async def audit(
     watch = DraftWatch(arm.manner["pool"], hooks.clock)
     arm.heard = watch.heard
     cases = cases_of(texts, plan.prompts, plan.max_tokens)
+    hooks.say(f"asking for the first answers, which have {arm.timeout_s:g} s each")
     began = time.monotonic()
     tie = await measure_near_tie(arm, plain, cases[:_ROUNDING_CASES])
     # What is to come, as the first answers went, which were greedy ones.
     asked = arm.num_asked + (0 if plain is None else plain.num_asked)
     requests, work = plan.work(plain is not None)
-    seconds = max(0.0, work - asked) * (time.monotonic() - began) / asked
+    took = time.monotonic() - began
+    seconds = max(0.0, work - asked) * took / asked
     more = (
         f", then up to {plan.minutes:g} min of {', '.join(plan.pressing)}" if plan.pressing else ""
     )
@@ -273,8 +281,14 @@ async def audit(
                   temperature=plan.temperature)  # fmt: skip
     run = _Auditing(sides=sides, texts=texts, plan=plan, minutes=minutes, watch=watch,
                     say=hooks.say, ended=hooks.ended)  # fmt: skip
+    servers = [arm] if plain is None else [arm, plain]
     try:
+        # Answers are as short as the first; what takes far longer than all of those hangs.
+        for one in servers:
+            one.timeout_s = min(one.timeout_s, max(_LEAST_WAIT_S, _LATE * took))
         await run.usual(reading=False)
+        for one in servers:
+            one.timeout_s = one.manner["timeout_s"]
         minutes.begin()
         await run.pressed(at_depth)
     except asyncio.CancelledError:
@@ -282,7 +296,9 @@ async def audit(
             raise
         minutes.missed.append(f"{watch.part}, and what comes after it: the audit was stopped")
     await run.usual(reading=True)
-    return Findings(tuple(run.found), tuple(minutes.missed))
+    gone = next((one.gone for one in servers if one.gone), "")
+    minutes.missed += [gone] if gone else []
+    return Findings(tuple(run.found), tuple(minutes.missed), gone)
 
 
 def _duration(seconds: float) -> str:
@@ -339,6 +355,8 @@ class Audited:
     checks: tuple[CheckResult, ...]
     missed: tuple[str, ...] = ()
     """What was not reached in the minutes given."""
+    gone: str = ""
+    """Why a server was asked no more; empty: it was asked to the end."""
 
     @property
     def false_alarms(self) -> float:
@@ -357,8 +375,8 @@ class Audited:
     @property
     def missing(self) -> str:
         """Why too little could be compared to say that there is no fault; empty: enough was."""
-        if not self.num_asked:
-            return "nothing could be asked"
+        if self.gone or not self.num_asked:
+            return self.gone or "nothing could be asked"
         texts = [check for check in self.checks if check.name == "greedy"]
         return next((check.why for check in texts if check.status == "unasked"), "")
 
@@ -393,20 +411,26 @@ def _drafter_of(arm: ArmConfig) -> str:
     return ""
 
 
+async def _started(stack: AsyncExitStack, config: AuditConfig, log: Path, hooks: Hooks) -> Client:
+    """The server with the longest drafts, or the shortest where it does not start with those."""
+    depths = config.plan.depths
+    try:
+        longest = _told(config.candidate, max(depths))
+        return await stack.enter_async_context(serving(longest, log))
+    except EndpointError as error:
+        if _LENGTH not in (config.candidate.command or "") or len(set(depths)) < 2:
+            raise
+        shortest = _told(config.candidate, min(depths))
+        found = await stack.enter_async_context(serving(shortest, log))
+        hooks.say(f"asked with drafts of {min(depths)}; with {max(depths)}: {short(error)}")
+        return found
+
+
 async def _run(config: AuditConfig, texts: list[str], out: Path, hooks: Hooks) -> Audited:
     began = hooks.clock()
     by_start = _LENGTH in (config.candidate.command or "")
     async with AsyncExitStack() as stack:
-        log, depths = out / "logs" / "on.log", config.plan.depths
-        arm_config = _told(config.candidate, max(depths))
-        try:
-            on = await stack.enter_async_context(serving(arm_config, log))
-        except EndpointError as error:  # perhaps it is refused this length only
-            if not by_start or len(depths) < 2:
-                raise
-            arm_config = _told(config.candidate, min(depths))
-            on = await stack.enter_async_context(serving(arm_config, log))
-            hooks.say(f"asked with drafts of {min(depths)}; with {max(depths)}: {short(error)}")
+        on = await _started(stack, config, out / "logs" / "on.log", hooks)
         off, said, turns = None, "none", None
         fields = OFF_BY_REQUEST.get(on.info.engine)
         if config.baseline is not None:
@@ -423,16 +447,18 @@ async def _run(config: AuditConfig, texts: list[str], out: Path, hooks: Hooks) -
         @asynccontextmanager
         async def at_depth(length: int) -> AsyncIterator[Asker]:
             if not by_start:
-                yield _asker(on, turns, {"speculation": {"num_speculative_tokens": length}})
+                told = {"speculation": {"num_speculative_tokens": length}}
+                yield _asker(on, turns, told, arm.manner["pool"])
                 return
             own_log = out / "logs" / f"on-{length}.log"
             async with serving(_told(config.candidate, length), own_log) as other:
                 yield _asker(other, turns)
 
         arm = _asker(on, turns)
-        plain = None if off is None else _asker(off, turns, fields)
+        pool = arm.manner["pool"] if off is on else None
+        plain = None if off is None else _asker(off, turns, fields, pool)
         same_seeds = off is not None and on.info.engine == off.info.engine in SAME_SEEDS
-        drafter = config.plan.drafter or _drafter_of(arm_config)
+        drafter = config.plan.drafter or _drafter_of(on.arm)
         plan = replace(config.plan, same_seeds=same_seeds, drafter=drafter)
         tells = by_start or on.info.engine in LENGTH_BY_REQUEST
         found = await audit(
@@ -450,14 +476,20 @@ async def _run(config: AuditConfig, texts: list[str], out: Path, hooks: Hooks) -
         seconds=hooks.clock() - began,
         checks=found.checks,
         missed=found.missed,
+        gone=found.gone,
     )
 
 
-def _asker(client: Client, turns: OneAtATime | None, fields: dict[str, Any] | None = None) -> Asker:
+def _asker(
+    client: Client,
+    turns: OneAtATime | None,
+    fields: dict[str, Any] | None = None,
+    pool: Pool | None = None,
+) -> Asker:
     """Token ids are asked for where the server knows the word."""
     known = {k: v for k, v in EXTRAS.get(client.info.engine, {}).items() if k == "return_token_ids"}
     return Asker(
-        client.pool,
+        pool or client.pool,
         client.info.model,
         extra_body={**known, **client.arm.extra_body, **(fields or {})},
         timeout_s=client.arm.timeout_s,

@@ -11,6 +11,7 @@ forty times as long, and ends at the first line that it cannot read (benchmarks/
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -57,7 +58,7 @@ class Client:
         # Answers of one step end together: read one, then let what is due be sent.
         async with self._reading:
             await asyncio.sleep(0)
-            return read_answer(record, answer, start_s, k=self.arm.k, keep_text=keep_text)
+            return read_answer(record, answer, start_s, keep_text=keep_text)
 
     def request_of(self, item: Item) -> tuple[str, dict[str, Any]]:
         body: dict[str, Any] = {"model": self.info.model, "max_tokens": item.max_tokens}
@@ -123,10 +124,12 @@ async def _get_json(pool: HttpPool, path: str, *, timeout_s: float = 10.0) -> An
         raise EndpointError(f"{where}: {error}; {why}") from error
     if answer.broken is not None or answer.status != 200:
         said = answer.broken or f"HTTP {answer.status}"
-        raise EndpointError(f"{where}: {said}{_REMEDIES.get(answer.status, '')}")
+        elsewhere = dict(answer.headers).get("location", "")
+        remedy = f"; it says {elsewhere[:160]}: give the URL there" if elsewhere else ""
+        raise EndpointError(f"{where}: {said}{remedy or _REMEDIES.get(answer.status, '')}")
     try:
         return json.loads(answer.body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EndpointError(f"{where}: not JSON{_REMEDIES[404]}") from error
 
 
@@ -162,9 +165,11 @@ def parse_metrics(page: str) -> dict[str, float]:
         if name == PER_POSITION and (place := _POSITION.search(match[2] or "")):
             name = f"{name}.{place[1]}"
         try:
-            found[name] = found.get(name, 0.0) + float(match[3])
+            value = float(match[3])
         except ValueError:
             continue
+        if math.isfinite(value):  # a quantile of nothing is NaN
+            found[name] = found.get(name, 0.0) + value
     return found
 
 

@@ -6,8 +6,7 @@ arrived. Runs after the answer is there, never while one is timed.
 
 Acceptance has one function per source, or None where it is not there. vLLM and Foretoken answer
 `metrics.speculative_decoding`; llama.cpp's `timings` have totals, and per chunk when asked; SGLang
-has `spec_tokens_details`; with token ids per chunk the steps of any server show, unless chunks were
-merged on their way.
+has `spec_tokens_details`.
 """
 
 import hashlib
@@ -19,6 +18,8 @@ from typing import Any
 from foretoken.lab.http.timed import Answer
 from foretoken.lab.records.results import RequestAcceptance, RequestRecord
 from foretoken.types.accepted import histogram_of
+
+_MOST_DRAFTS = 4096
 
 
 def from_body(metrics: Any) -> RequestAcceptance | None:
@@ -49,6 +50,8 @@ def _histogram(given: Any) -> tuple[int, ...]:
     if not isinstance(given, dict) or not given:
         return ()
     counts = {int(length): int(count) for length, count in given.items()}
+    if max(counts) > _MOST_DRAFTS:
+        raise ValueError(f"a step of {max(counts)} drafts")
     return tuple(counts.get(j, 0) for j in range(max(counts) + 1))
 
 
@@ -108,24 +111,6 @@ def from_spec_details(details: Any) -> RequestAcceptance | None:
     )
 
 
-def from_chunks(chunk_tokens: Sequence[int], k: int) -> RequestAcceptance | None:
-    """From tokens per chunk: a chunk after the first is a step, of one token and what it accepted.
-    A guess: chunks merge when the server or the network lags, and drafts may be shorter than `k`.
-    None if a chunk is larger than a step can be."""
-    accepted = [tokens - 1 for tokens in chunk_tokens[1:] if tokens > 0]
-    if not accepted or k < 1 or max(accepted) > k:
-        return None
-    return RequestAcceptance(
-        source="chunks",
-        num_drafted=k * len(accepted),
-        num_accepted=sum(accepted),
-        num_steps=len(accepted),
-        exact=False,
-        histogram=histogram_of(accepted),
-        per_step_accepted=tuple(accepted),
-    )
-
-
 def _data_of(frame: bytes) -> bytes | None:
     lines = [line[5:].removeprefix(b" ") for line in frame.split(b"\n") if line[:5] == b"data:"]
     return b"\n".join(lines) if lines else None
@@ -172,6 +157,7 @@ class _Reading:
     details: Any = None
     error: str | None = None
     all_have_ids: bool = True
+    acceptance: RequestAcceptance | None = None
 
     def add(self, at: float, event: dict[str, Any]) -> None:
         if event.get("error"):
@@ -196,20 +182,12 @@ class _Reading:
             else:
                 self.all_have_ids = False
 
-    def acceptance(self, k: int) -> RequestAcceptance | None:
-        found = from_body(self.metrics) or from_spec_details(self.details)
-        found = found or from_timings(self.timings)
-        if found is None and self.all_have_ids and self.metrics is None:
-            found = from_chunks(self.chunk_tokens, k)
-        return found
-
 
 def read_answer(
-    record: RequestRecord, answer: Answer, start_s: float, *, k: int = 0, keep_text: bool = False
+    record: RequestRecord, answer: Answer, start_s: float, *, keep_text: bool = False
 ) -> RequestRecord:
     """`record` with everything that `answer` says; mistakes of the server become its `error`. Times
-    count from `start_s` on the monotonic clock. `k` is the draft length to assume where only chunks
-    tell; 0: do not."""
+    count from `start_s` on the monotonic clock."""
     reading = _Reading()
     if answer.status >= 400:
         kind = "refused" if answer.status < 500 else "server"
@@ -236,28 +214,27 @@ def read_answer(
         error=error,
         text=text if keep_text else None,
         text_hash=hashlib.sha256(text.encode()).hexdigest()[:16] if text else None,
-        acceptance=reading.acceptance(k) if error is None else None,
+        acceptance=reading.acceptance if error is None else None,
     )
 
 
 def _read_body(reading: _Reading, answer: Answer) -> str | None:
-    headers = dict(answer.headers)
+    """What of the answer is not as it should be; None: nothing."""
+    streamed, broken = "event-stream" in dict(answer.headers).get("content-type", ""), answer.broken
     try:
-        if "event-stream" in headers.get("content-type", ""):
-            events, done = parse_events(answer.pieces, torn=answer.broken is not None)
+        if streamed:
+            events, done = parse_events(answer.pieces, torn=broken is not None)
             for at, event in events:
                 reading.add(at, event)
-            if answer.broken is not None:
-                return str(answer.broken)
-            if not done and reading.finish_reason is None and reading.error is None:
+            if broken is None and not (done or reading.finish_reason or reading.error):
                 return "truncated: the stream ended without a finish reason"
-            return None
-        if answer.broken is not None:
-            return str(answer.broken)
-        reading.add(answer.end_s, json.loads(answer.body))
-    except (ValueError, AttributeError, TypeError) as error:
+        elif broken is None:
+            reading.add(answer.end_s, json.loads(answer.body))
+        found = from_body(reading.metrics) or from_spec_details(reading.details)
+        reading.acceptance = found or from_timings(reading.timings)
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         return f"protocol: not what an OpenAI-style server sends ({error})"[:300]
-    return None
+    return None if broken is None else str(broken)
 
 
 def error_text(body: bytes) -> str:

@@ -7,6 +7,7 @@ them unasked. Knows nothing of OpenAI's formats.
 """
 
 import asyncio
+import math
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -53,6 +54,8 @@ class Origin:
 
 
 now = time.perf_counter
+MOST_BYTES = 1 << 26
+"""Of an answer that nobody passes on."""
 
 
 class TransportError(Exception):
@@ -66,7 +69,9 @@ class TransportError(Exception):
 class Incoming:
     """An answer while it comes: its connection fills it in, for whoever passes it on."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: float = math.inf) -> None:
+        self.most_bytes = most_bytes
+        """Of a body; one that goes on is broken off."""
         self.head = asyncio.Event()
         self.status = 0
         self.complete = False
@@ -172,6 +177,10 @@ class _Connection(asyncio.BufferedProtocol):
         if self.incoming is not None:
             self.incoming.arrived.append((self._at, body))
             self.incoming.queue.put_nowait(body)
+            self.incoming.most_bytes -= len(body)
+            if self.incoming.most_bytes < 0:
+                self._fail(TransportError("protocol", f"an answer of more than {MOST_BYTES} bytes"))
+                self.close()
 
     def on_message_complete(self) -> None:
         if self.incoming is not None and self.incoming.status >= 200:
@@ -223,7 +232,7 @@ class HttpPool:
         that breaks off comes back with `broken` set. Raises TransportError if there was none at
         all."""
         request = self._head(method, path, len(body), headers) + body
-        incoming, answer = incoming or Incoming(), None
+        incoming, answer = incoming or Incoming(MOST_BYTES), None
         try:
             while self._idle and answer is None:
                 if (idle := self._idle.pop()).usable:

@@ -5,11 +5,9 @@ What became of a name is in the configuration's table of other engines; what eng
 defaults, and values that they have no more are in `engines.toml` beside this file.
 """
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from importlib import resources
 from typing import Any, NamedTuple
 
 from foretoken.config.method_registry import DraftingMethod, known_methods
@@ -31,6 +29,7 @@ from foretoken.lab.launch.launch import (
     one_more,
     typed,
 )
+from foretoken.lab.plain import read_table
 
 NAME_CHECKS = (
     *("removed_flag", "unknown_flag", "removed_key", "removed_method", "removed_value"),
@@ -54,8 +53,7 @@ _FIRST = ("method", "model", "num_speculative_tokens")
 @cache
 def engine_table(engine: str) -> dict[str, Any]:
     """What `engine` refuses, its defaults and words; empty for one that nothing is known of."""
-    file = resources.files("foretoken.lab.lint").joinpath("engines.toml")
-    found: dict[str, Any] = tomllib.loads(file.read_text("utf-8")).get(engine, {})
+    found: dict[str, Any] = read_table("foretoken.lab.lint", "engines.toml").get(engine, {})
     return found
 
 

@@ -10,11 +10,9 @@ import ast
 import json
 import operator
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from statistics import fmean
 from typing import Any
 
@@ -22,6 +20,7 @@ from foretoken.lab.findings import Finding
 from foretoken.lab.http.client import PER_POSITION, parse_metrics
 from foretoken.lab.launch.launch import as_text
 from foretoken.lab.launch.read import read_source
+from foretoken.lab.plain import read_table
 
 _SIGNS = {
     "foretoken": r"\bforetoken\b|; mean acceptance length|control: ",
@@ -106,8 +105,7 @@ class Symptom:
 
 @cache
 def symptoms() -> tuple[Symptom, ...]:
-    text = resources.files("foretoken.lab.lint").joinpath("symptoms.toml").read_text("utf-8")
-    rows: dict[str, dict[str, Any]] = tomllib.loads(text)
+    rows = read_table("foretoken.lab.lint", "symptoms.toml")
     return tuple(_symptom(name, row) for name, row in rows.items())
 
 

@@ -42,8 +42,6 @@ class ArmConfig:
     """None: found out."""
     api_key_env: str | None = None
     """Name of the environment variable that holds the key; keys are never written down."""
-    k: int = 0
-    """Draft length, where acceptance can only be told from chunks."""
     extra_body: dict[str, Any] = field(default_factory=dict)
     timeout_s: float = 300.0
 

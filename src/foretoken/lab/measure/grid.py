@@ -206,9 +206,7 @@ def find_break_even(
         if gain is None or not math.isfinite(gain.ratio.estimate):
             continue
         found = summary.arm(summary.candidate).all_drafts
-        k = float((summary.config.get("candidate") or {}).get("k") or 5)
-        if found is not None and found.num_steps:
-            k = found.num_drafted / found.num_steps
+        k = found.num_drafted / found.num_steps if found is not None and found.num_steps else 5.0
         rate = found.rate.estimate if found is not None else rate
         drafts.append(k)
         seen.append((math.log1p(k * rate), gain))

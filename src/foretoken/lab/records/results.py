@@ -19,13 +19,13 @@ class RequestAcceptance:
     """What one request's drafts came to, and where that is known from."""
 
     source: str
-    """body, timings, timing_chunks, chunks or spec_details."""
+    """body, timings, timing_chunks or spec_details."""
     num_drafted: int
     num_accepted: int
     num_steps: int | None = None
     """Verifications with a draft; None where the server does not say."""
     exact: bool = True
-    """False for what is inferred from chunk sizes."""
+    """False for what is inferred from chunks."""
     histogram: tuple[int, ...] = ()
     """Entry j: steps that accepted j drafts."""
     per_step_accepted: tuple[int, ...] = ()
