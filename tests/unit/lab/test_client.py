@@ -25,11 +25,11 @@ from tests.unit.lab.test_record import answering
 ITEMS = take([Item(index=0, prompt="one two", max_tokens=12, temperature=0.0)], 8)
 
 
-def run(url: str, load: Load, items: list[Item] = ITEMS) -> list[RequestRecord]:
+def run(url: str, load: Load, items: list[Item] = ITEMS, **settings: Any) -> list[RequestRecord]:
     """Drive `items` and collect the records in workload order."""
 
     async def main() -> list[RequestRecord]:
-        client = await connect(ArmConfig(url=url))
+        client = await connect(ArmConfig(url=url, **settings))
         records: list[RequestRecord] = []
         load_run = LoadRun(arm="a", load=load, start_s=now())
         await drive(client, items, load_run, records.append)

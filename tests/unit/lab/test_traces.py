@@ -1,6 +1,8 @@
 """Workload files of every format, broken lines included; acceptance and metrics of every server."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,9 @@ from foretoken.lab.http.read_answer import (
     from_spec_details,
     from_timings,
     parse_events,
+    read_answer,
 )
+from foretoken.lab.http.timed import Answer
 from foretoken.lab.measure.workload import (
     Load,
     WorkloadConfig,
@@ -21,6 +25,7 @@ from foretoken.lab.measure.workload import (
     load_workload,
     take,
 )
+from foretoken.lab.records.results import RequestRecord
 
 
 def write(tmp_path: Path, name: str, text: str) -> Path:
@@ -170,3 +175,19 @@ vllm:e2e_bucket{le="+Inf"} 9
     assert grown({}, found)["vllm:spec_decode_num_drafts"] == 15
     after = {**found, "vllm:spec_decode_num_drafts": 3.0}
     assert grown(found, after)["vllm:spec_decode_num_drafts"] == 3.0, "restarted"
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        ({"usage": {"completion_tokens": "3", "prompt_tokens": None}}, None),
+        ({"usage": "none"}, "protocol"),
+        ({"choices": [{"text": 5}]}, "protocol"),
+        ({"metrics": {"speculative_decoding": {"num_draft_tokens": float("nan")}}}, "protocol"),
+    ],
+)
+def test_numbers_of_an_answer_are_numbers(more: dict[str, Any], error: str | None) -> None:
+    body = json.dumps({"choices": [{"text": "a", "token_ids": [1]}], **more}).encode()
+    found = read_answer(RequestRecord(index=0), Answer(200, (), ((0.0, body),), 0.0, 0.1), 0.0)
+    assert (found.error or "").partition(":")[0] == (error or ""), found.error
+    assert error or (found.output_tokens, found.prompt_tokens) == (1, None)

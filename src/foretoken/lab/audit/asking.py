@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from foretoken.lab.http.read_answer import (
+    counts_in,
     error_text,
     from_body,
     from_spec_details,
@@ -152,9 +153,9 @@ def _read(body: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Reply
         if event.get("error"):
             return Reply(body=body, error=str(event["error"])[:160])
         given = event.get("usage") or {}
-        usage, timings = _counts(given) or usage, event.get("timings") or {}
-        cached = _counts(timings).get("cache_n", cached)
-        cached = _counts(given.get("prompt_tokens_details") or {}).get("cached_tokens", cached)
+        usage, timings = counts_in(given) or usage, event.get("timings") or {}
+        cached = counts_in(timings).get("cache_n", cached)
+        cached = counts_in(given.get("prompt_tokens_details") or {}).get("cached_tokens", cached)
         all_timings += [timings] if timings else []
         spec = (event.get("sglext") or {}).get("spec_tokens_details")
         drafts = from_body(event.get("metrics")) or from_spec_details(spec) or drafts
@@ -190,11 +191,6 @@ def _read(body: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Reply
         cached_tokens=cached,
         acceptance=drafts or from_timings(all_timings),
     )
-
-
-def _counts(given: Mapping[str, Any]) -> dict[str, int]:
-    """What an object counts; null is not told."""
-    return {name: value for name, value in given.items() if isinstance(value, int)}
 
 
 def _ids(given: Any) -> list[int]:
@@ -244,14 +240,15 @@ class PatientPool:
     def __init__(self, pool: Pool) -> None:
         self.gone = ""
         """Why it is asked no more; empty: it is."""
-        self._pool = pool
+        self.server = pool
+        """For requests whose answers nobody needs."""
         self._lost = self._late = 0
 
     async def send(self, method: str, path: str, body: bytes = b"", *, timeout_s: float) -> Answer:
         if method != "POST":
-            return await self._pool.send(method, path, body, timeout_s=timeout_s)
+            return await self.server.send(method, path, body, timeout_s=timeout_s)
         try:
-            answer = await self._pool.send(method, path, body, timeout_s=timeout_s)
+            answer = await self.server.send(method, path, body, timeout_s=timeout_s)
         except TransportError as error:
             self._heard(error)
             raise

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from foretoken.errors import EndpointError
-from foretoken.lab.audit.asking import Asker, Case, OneAtATime, Reply
+from foretoken.lab.audit.asking import Asker, Case, OneAtATime, PatientPool, Reply
 from foretoken.lab.audit.copies import SURE, identifiers
 from foretoken.lab.audit.judging import (
     FINE,
@@ -32,7 +32,7 @@ from foretoken.lab.audit.judging import (
     plain_of,
 )
 from foretoken.lab.audit.rounding import divergence
-from foretoken.lab.http.timed import Answer, Pool, TransportError
+from foretoken.lab.http.timed import Answer, TransportError
 
 Clock = Callable[[], float]
 _TIMES = 4
@@ -97,7 +97,7 @@ class _Churned:
 
     def __init__(self, asker: Asker, num_long: int, shared: str) -> None:
         self.num_cancelled = 0
-        self._pool: Pool = asker.manner["pool"]
+        self._pool: PatientPool = asker.manner["pool"]
         self._fixed = {"model": asker.manner["model"], **(asker.manner["extra_body"] or {})}
         self._num_long, self._shared = num_long, shared
         self._num_open = self._num_longs = 0
@@ -131,7 +131,7 @@ class _Churned:
         asked = {**self._fixed, "prompt": prompt, "max_tokens": _LONG_TOKENS, "temperature": 1.0}
         with suppress(TransportError):
             body = json.dumps(asked).encode()
-            await self._pool.send("POST", "/v1/completions", body, timeout_s=timeout_s)
+            await self._pool.server.send("POST", "/v1/completions", body, timeout_s=timeout_s)
 
 
 async def load_checks(

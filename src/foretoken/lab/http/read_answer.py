@@ -22,6 +22,11 @@ from foretoken.types.accepted import histogram_of
 _MOST_DRAFTS = 4096
 
 
+def counts_in(given: Mapping[str, Any]) -> dict[str, int]:
+    """What an object counts; null, and what is no whole number, is not told."""
+    return {name: value for name, value in given.items() if isinstance(value, int)}
+
+
 def from_body(metrics: Any) -> RequestAcceptance | None:
     """vLLM's `metrics` object (--per-request-spec-decode-metrics summary or detailed)."""
     found = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
@@ -152,7 +157,7 @@ class _Reading:
     chunk_tokens: list[int] = field(default_factory=list)
     timings: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str | None = None
-    usage: dict[str, Any] = field(default_factory=dict)
+    usage: dict[str, int] = field(default_factory=dict)
     metrics: Any = None
     details: Any = None
     error: str | None = None
@@ -162,7 +167,7 @@ class _Reading:
     def add(self, at: float, event: dict[str, Any]) -> None:
         if event.get("error"):
             self.error = f"server: {_message(event['error'])}"
-        self.usage = event.get("usage") or self.usage
+        self.usage = counts_in(event.get("usage") or {}) or self.usage
         self.metrics = event.get("metrics") or self.metrics
         self.details = (event.get("sglext") or {}).get("spec_tokens_details") or self.details
         if isinstance(event.get("timings"), dict):
@@ -175,6 +180,8 @@ class _Reading:
             ids = choice.get("token_ids") or delta.get("token_ids")
             if not text and not ids:
                 continue
+            if not isinstance(text, str):
+                raise TypeError(f"a text that is none: {text!r}"[:80])
             self.text.append(text)
             self.chunk_s.append(at)
             if isinstance(ids, list):
