@@ -53,6 +53,9 @@ class MockFaults:
     """Of answers that copy a list: one identifier comes altered."""
     leak_page: float = 0.0
     """Of answers that are written while 11 others are: they have the end of another's prompt."""
+    garble_loaded: float = 0.0
+    """Of answers that are written while 11 others are: from the middle on, one sign over and over,
+    as where logits are no numbers."""
     wrong_depth: float = 0.0
     """Of answers with 5 drafts a step: a piece comes altered."""
     stuck_acceptance: float = 0.0

@@ -81,9 +81,13 @@ class MockWriter:
         right = self._write(body, number)
         if len(right.pieces) < 2:
             return right  # no draft stands for the first token
+        middle = len(right.pieces) // 2
         if len(others) >= _LEAKS_FROM and strikes(self.faults.leak_page, "leak", number):
             other = others[hash_of("leak", number) % len(others)]
-            return _with_piece(right, len(right.pieces) // 2, other[-64:])
+            return _with_piece(right, middle, other[-64:])
+        if len(others) >= _LEAKS_FROM and strikes(self.faults.garble_loaded, "garble", number):
+            kept = [replace(one, text="!") if one.text.isalnum() else one for one in right.pieces]
+            return replace(right, pieces=(*right.pieces[:middle], *kept[middle:]))
         if k == _WRONG_DEPTH and strikes(self.faults.wrong_depth, "depth", number):
             at = next((i for i, one in enumerate(right.pieces) if i and one.text.isalnum()), 1)
             return _with_piece(right, at, twin(right.pieces[at].text))

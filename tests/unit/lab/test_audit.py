@@ -38,7 +38,9 @@ FINDS = {
     "miscount": "usage",
     "alter_copy": "copies",
 }
-UNDER_PRESSURE = {"leak_page", "wrong_depth", "stuck_acceptance", "sure_acceptance"}
+UNDER_PRESSURE = {
+    "leak_page", "garble_loaded", "wrong_depth", "stuck_acceptance", "sure_acceptance",
+}  # fmt: skip
 """Faults that test_audit_pressure.py and test_audit_drafts.py find."""
 USUAL = tuple(check.name for check in CHECKS)
 

@@ -36,9 +36,11 @@ def run(
     plan: AuditPlan,
     ended: Callable[[CheckResult], None] = lambda result: None,
     not_started: Sequence[int] = (),
+    plain: MockFaults | None = None,
 ) -> tuple[Findings, MockServer]:
     law = MockLaw(step_s=0.0, prefill_s=0.0, k=3, seed=0)
-    server = MockServer(law, MockModel(rounding=0.004), faults)
+    model = MockModel(rounding=0.004)
+    server = MockServer(law, model, faults)
     pool = InProcess(server)
 
     @asynccontextmanager
@@ -51,7 +53,8 @@ def run(
     async def main() -> Findings:
         arm = Asker(pool, "mock")
         hooks = Hooks(clock=Ticking(), ended=ended)
-        return await audit(arm, None, TEXTS, plan, at_depth=at_depth, hooks=hooks)
+        off = None if plain is None else Asker(InProcess(MockServer(law, model, plain)), "mock")
+        return await audit(arm, off, TEXTS, plan, at_depth=at_depth, hooks=hooks)
 
     return asyncio.run(main()), server
 
@@ -67,6 +70,31 @@ def test_a_leaked_page_is_named_under_load(share: float) -> None:
     assert any("leak: the answer to client zq" in why for why in load.examples), load.examples
     assert found.missed[-1] == f"load: {STAGES[-1].said}"
     assert len(found.missed) >= len(STAGES) - 1, found.missed
+
+
+@pytest.mark.parametrize("refuse", [(), ("logprobs",)])
+def test_text_that_no_token_is_likely_to_begin_is_a_fault_under_load(
+    refuse: tuple[str, ...],
+) -> None:
+    """Where the server tells log-probabilities; the texts alone leave it open."""
+    plan = AuditPlan(prompts=4, only=("copies", "load"), minutes=1.0)
+    found, _ = run(MockFaults(garble_loaded=0.3, refuse=refuse), plan)
+    copies, load = found.checks
+    assert copies.status == "ok" and load.name == "load-12", found
+    assert load.status == ("open" if refuse else "fault"), load
+    assert load.altered > 0 and any("!" in why for why in load.examples), load
+
+
+@pytest.mark.parametrize(("also", "status"), [(False, "fault"), (True, "both")])
+@pytest.mark.parametrize("fault", [{"garble_loaded": 0.5}, {"leak_page": 0.5}])
+def test_what_plain_decoding_does_under_the_same_load_is_not_by_speculation(
+    fault: dict[str, float], also: bool, status: str
+) -> None:
+    plan = AuditPlan(prompts=4, only=("copies", "load"), minutes=1.0)
+    found, _ = run(MockFaults(**fault), plan, plain=MockFaults(**fault if also else {}))
+    load = found.checks[-1]
+    assert (load.name, load.status) == ("load-12", status), load
+    assert (load.plain_wrong > 0) == also and load.wrong > 0, load
 
 
 def test_a_right_server_passes_every_stage_that_the_minutes_allow() -> None:

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from foretoken.lab.audit.rounding import LEAST, MOST, MOST_MEASURED, near_tie, step_of
+from foretoken.lab.audit.asking import Reply
+from foretoken.lab.audit.rounding import (
+    LEAST,
+    MOST,
+    MOST_MEASURED,
+    divergence,
+    near_tie,
+    step_of,
+)
 from foretoken.lab.stats.intervals import Floats
 
 PLACES, WORDS, TOPS = 4000, 40, 5
@@ -81,3 +89,36 @@ def test_without_a_grid_what_was_measured_counts() -> None:
 def test_little_is_told_by_little() -> None:
     assert near_tie([]) == near_tie([[-0.1]]) == near_tie([[-0.1, -2.6]]) == LEAST
     assert near_tie([[-0.1, -0.6, -1.1, -1.6, -2.1]] * 8) == MOST
+
+
+def told(*tops: dict[str, float]) -> Reply:
+    """An answer of the likeliest tokens of each place."""
+    tokens = tuple(max(place, key=lambda name: place[name]) for place in tops)
+    return Reply(body={}, text="".join(tokens), tokens=tokens, tops=tops)
+
+
+SURE_OF = {"a": -0.01, "o": -6.0, "e": -9.0}
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "gap"),
+    [
+        ([SURE_OF, {"bc": -0.1, "d": -7.0}], "a!!", 6.9),
+        ([SURE_OF, {"bc": -0.1, "d": -7.0}], "ad!", 6.9),
+        ([SURE_OF, {"bc": -0.1, "bd": -0.3}], "abd", 0.2),
+        # Another cut of the same beginning was nearly as likely.
+        ([{"a": -0.5, "ab": -0.7, "e": -9.0}, {"bc": -0.1, "d": -7.0}], "ab!", None),
+        ([{"a": -0.5, "x": -0.6}, {"bc": -0.1, "d": -7.0}], "a!!", None),
+        # A part of a character may be what the other text begins with.
+        ([SURE_OF, {"bc": -0.1, "\ufffd": -0.2, "d": -7.0}], "a\u7bc0", None),
+        ([SURE_OF, {"bc": -0.1, "bytes:\\xe7": -0.2, "d": -7.0}], "a\u7bc0", None),
+        ([SURE_OF, {"bc": -0.1, "d": -7.0}], "a", None),
+        ([SURE_OF, {"bc": -0.1, "d": -7.0}], "abcd", None),
+    ],
+)
+def test_a_text_is_at_least_as_unlikely_as_what_is_told(
+    first: list[dict[str, float]], other: str, gap: float | None
+) -> None:
+    found = divergence(told(*first), Reply(body={}, text=other))
+    assert found is not None
+    assert found[0] is None if gap is None else found[0] == pytest.approx(gap)

@@ -199,6 +199,18 @@ async def _text(sides: Sides, case: Case) -> Look:
     return Look("wrong" if gap is not None and gap > SURE else "differs", why)
 
 
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What a server was seen to do under a load."""
+
+    looks: list[Look]
+    bad: list[AuditCheck]
+    """Checks that found something."""
+    left: list[str]
+    """Checks that there was no time for."""
+    num_cancelled: int
+
+
 async def _stage(
     sides: Sides,
     stage: LoadStage,
@@ -206,6 +218,31 @@ async def _stage(
     checks: Sequence[AuditCheck],
     minutes: Minutes,
 ) -> CheckResult:
+    """A stage; what is not as it is alone is asked of plain decoding under the same load."""
+    every = [*checks[:1], AuditCheck("greedy", "", look=_text), *checks[1:]]
+    found = await _loaded(sides, stage, cases, every, minutes)
+    if found.left:
+        minutes.missed.append(f"load: {', '.join(found.left)} at {stage.said}")
+    sentence = f"{stage.said}, {found.num_cancelled} cancelled: answers are those of one alone"
+    result = judge(AuditCheck(f"load-{stage.in_flight}", sentence), found.looks, None)
+    if result.status not in ("fault", "open") or sides.plain is None:
+        return result
+    usual = await _loaded(sides.as_plain(), stage, cases, found.bad or every[:1], minutes)
+    seen = [look for look in usual.looks if look.sort not in ("unasked", "failed")]
+    wrong = sum(look.sort == "wrong" for look in seen)
+    result = replace(result, plain_answers=len(seen), plain_wrong=wrong,
+                     plain_differs=sum(look.sort == "differs" for look in seen))  # fmt: skip
+    both = wrong > 0 if result.status == "fault" else bool(usual.bad)
+    return replace(result, status="both") if both else result
+
+
+async def _loaded(
+    sides: Sides,
+    stage: LoadStage,
+    cases: Sequence[Case],
+    checks: Sequence[AuditCheck],
+    minutes: Minutes,
+) -> _Loaded:
     turns = OneAtATime()
     shared = cases[0].before.rpartition(_CLIENT)[0]
     churned = _Churned(sides.arm, stage.in_flight // 4, shared)
@@ -214,13 +251,12 @@ async def _stage(
     loaded.heard = sides.arm.heard
     alone = Asker(**sides.arm.manner, turns=turns, in_flight=1)
     under = replace(sides, arm=loaded, plain=alone)
-    text = AuditCheck("greedy", "", look=_text)
     looks: list[Look] = []
-    every = [*checks[:1], text, *checks[1:]]
-    for at, check in enumerate(every):
+    bad: list[AuditCheck] = []
+    left: list[str] = []
+    for at, check in enumerate(checks):
         if at and minutes.left < 0:
-            left = ", ".join(one.name for one in every[at:])
-            minutes.missed.append(f"load: {left} at {stage.said}")
+            left = [one.name for one in checks[at:]]
             break
         assert check.look is not None, check.name
         asked = cases if not at else cases[: stage.in_flight]
@@ -230,14 +266,15 @@ async def _stage(
                 [usual] = await looks_at(check.look, under.as_plain(), [case])
                 if usual.sort == look.sort:
                     look = replace(FINE, counts=look.counts)
+            if look.sort in ("wrong", "differs") and check not in bad:
+                bad.append(check)
             looks.append(replace(look, why=f"{check.name}: {look.why}" if look.why else ""))
     words = {word: tag_of(case.number) for case in cases
              for word in (tag_of(case.number), *identifiers(case.number))}  # fmt: skip
     leaks = [_leaked(reply, words) for reply in loaded.replies if reply.ok]
-    sentence = f"{stage.said}, {churned.num_cancelled} cancelled: answers are those of one alone"
     sides.arm.num_asked += loaded.num_asked + alone.num_asked + churned.num_cancelled
     sides.arm.replies += loaded.replies
-    return judge(AuditCheck(f"load-{stage.in_flight}", sentence), [*leaks, *looks], None)
+    return _Loaded([*leaks, *looks], bad, left, churned.num_cancelled)
 
 
 def _in_time(

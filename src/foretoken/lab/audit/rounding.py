@@ -14,6 +14,7 @@ tell them, else by texts.
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 from foretoken.lab.audit.asking import Asker, Case, Reply
@@ -127,18 +128,39 @@ def divergence(first: Reply, second: Reply) -> Divergence | None:
 
 def _divergence_of_text(first: Reply, tokens: Sequence[str], other: str) -> Divergence:
     """Where a text whose tokens are not told leaves `first`, by the likeliest of its tokens."""
-    at, begin, parts = 0, 0, common(first.text, other)
+    at, begin, parts, least = 0, 0, common(first.text, other), math.inf
     while begin + len(tokens[at]) <= parts and at + 1 < len(tokens):
+        least = min(least, _least_gap(first, tokens, at, other[begin:]))
         begin += len(tokens[at])
         at += 1
     mine, tops = tokens[at], first.tops[at] if at < len(first.tops) else {}
     where = f"differs at token {at + 1}, after {parts} characters"
-    fitting = [name for name in tops if name and name != mine and other.startswith(name, begin)]
-    found = max(fitting, key=len, default=None)
-    if mine not in tops or found is None:
+    if mine not in tops or begin + len(mine) <= parts or len(other) <= begin:
         return None, where
+    fitting = [name for name in tops if name and name != mine and other.startswith(name, begin)]
+    if not fitting:
+        # A token that spans more may have been drawn before, where none that fits is told either.
+        gap = min(least, _least_gap(first, tokens, at, other[begin:]))
+        told = f"{where}: none of the likeliest {len(tops)} tokens, of which {mine!r} is first"
+        return (gap, told) if gap > MOST else (None, where)
+    found = max(fitting, key=len)
     gap = tops[mine] - tops[found]
     return gap, f"{where}: {found!r} instead of {mine!r}, {gap:.3f} less likely"
+
+
+def _least_gap(first: Reply, tokens: Sequence[str], at: int, text: str) -> float:
+    """How much less likely another token that `text` begins with is at least, by what is told."""
+    mine, tops = tokens[at], first.tops[at] if at < len(first.tops) else {}
+    if mine not in tops:
+        return 0.0
+    told = [value for name, value in tops.items()
+            if name != mine and (text.startswith(name) or _is_part(name))]  # fmt: skip
+    return tops[mine] - max(told, default=min(tops.values()))
+
+
+def _is_part(name: str) -> bool:
+    """Whether a token is told as a part of a character, so that no text shows it."""
+    return "\ufffd" in name or name.startswith("bytes:")
 
 
 def same(first: Reply, second: Reply, tie: float) -> Look:
