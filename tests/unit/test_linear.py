@@ -51,6 +51,32 @@ def test_probe_finds_a_class_inside_the_true_one(low: int, high: int) -> None:
     assert found.max_rows > 32 or high < 64
 
 
+class HalvedLinear(Linear):
+    """Adds up one row in two halves, and more rows in one go; results have 16 bits."""
+
+    def __init__(self, weight_NK: Tensor) -> None:
+        self._weight_KN = weight_NK.float().T
+
+    def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
+        weight_KN, x_TK1 = self._weight_KN, x_TK.float()[:, :, None]
+        # In order, term by term: what is compared must not depend on a library.
+        cut = weight_KN.shape[0] // 2 if x_TK.shape[0] == 1 else weight_KN.shape[0]
+        sums = [torch.zeros(x_TK.shape[0], weight_KN.shape[1]) for _ in range(2)]
+        for k, column_N in enumerate(weight_KN):
+            sums[k >= cut].add_(x_TK1[:, k] * column_N)
+        found = sums[0] + sums[1]
+        return (found if residual_TN is None else found + residual_TN).to(x_TK.dtype)
+
+
+@pytest.mark.parametrize("adds_residual", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_probe_sees_another_order_of_few_sums(dtype: torch.dtype, adds_residual: bool) -> None:
+    """Of results of 16 bits, hardly one in thousands changes where numbers are drawn at random."""
+    weight_NK = weights(8, 40, dtype)
+    linear = HalvedLinear(weight_NK)
+    assert RowProbe().row_class(linear, weight_NK, adds_residual=adds_residual).min_rows == 2
+
+
 def test_probe_measures_each_shape_once() -> None:
     weight_NK, probe = weights(24, 16), RowProbe()
     first, second = MoodyLinear(weight_NK, 1, 99), MoodyLinear(weight_NK, 1, 99)

@@ -16,6 +16,8 @@ from foretoken.ops.linear.base import Linear
 
 CLASS_ROWS = 32
 _PROBE_ROWS = 256
+_SCALE = 16.0
+"""Of numbers in a probe's rows: the error of a sum is seen beside a bias."""
 _SMALL = 4 << 20
 _ALL_SMALLER = tuple(range(31, 0, -1))
 _SOME_SMALLER = (31, 24, 17, 16, 13, 11, 9, 8, 7, 6, 5, 4, 3, 2, 1)
@@ -89,6 +91,17 @@ class RowProbe:
         return self._known[key]
 
 
+def _cancel(x_TK: Tensor, weight_TK: Tensor) -> None:
+    """Change every other number of a row of `x_TK` so that its product with the same row of
+    `weight_TK` is about zero: terms are paired by the size of their weights."""
+    weights = weight_TK.float()
+    order_TK = weights.abs().argsort(dim=1)
+    even = order_TK.shape[1] // 2 * 2
+    first, second = order_TK[:, :even:2], order_TK[:, 1:even:2]
+    opposite = -x_TK.gather(1, first).float() * weights.gather(1, first) / weights.gather(1, second)
+    x_TK.scatter_(1, second, torch.nan_to_num(opposite, 1.0, 1.0, 1.0).to(x_TK.dtype))
+
+
 def _measure(linear: Linear, weight_NK: Tensor, adds_residual: bool) -> RowClass:
     small = weight_NK.nbytes <= _SMALL
     generator = torch.Generator().manual_seed(0)
@@ -97,8 +110,14 @@ def _measure(linear: Linear, weight_NK: Tensor, adds_residual: bool) -> RowClass
         values = torch.randn(_PROBE_ROWS, columns, generator=generator)
         return values.to(weight_NK.device, weight_NK.dtype)
 
-    x_TK = randn(weight_NK.shape[1])
+    x_TK = _SCALE * randn(weight_NK.shape[1])
     residual_TN = randn(weight_NK.shape[0]) if adds_residual else None
+    if x_TK.element_size() < 4:  # hardly a result of 16 bits shows in which order it was summed up
+        step = max(1, weight_NK.shape[0] // _PROBE_ROWS)
+        outputs_T = step * torch.arange(_PROBE_ROWS, device=x_TK.device) % weight_NK.shape[0]
+        _cancel(x_TK, weight_NK[outputs_T])
+        if residual_TN is not None:
+            residual_TN.scatter_(1, outputs_T[:, None], 0.0)
 
     def run(count: int) -> Tensor:
         """All whole pieces of `count` rows."""
