@@ -86,12 +86,12 @@ def test_text_that_no_token_is_likely_to_begin_is_a_fault_under_load(
 
 
 @pytest.mark.parametrize(("also", "status"), [(False, "fault"), (True, "both")])
-@pytest.mark.parametrize("fault", [{"garble_loaded": 0.5}, {"leak_page": 0.5}])
+@pytest.mark.parametrize("fault", [MockFaults(garble_loaded=0.5), MockFaults(leak_page=0.5)])
 def test_what_plain_decoding_does_under_the_same_load_is_not_by_speculation(
-    fault: dict[str, float], also: bool, status: str
+    fault: MockFaults, also: bool, status: str
 ) -> None:
     plan = AuditPlan(prompts=4, only=("copies", "load"), minutes=1.0)
-    found, _ = run(MockFaults(**fault), plan, plain=MockFaults(**fault if also else {}))
+    found, _ = run(fault, plan, plain=fault if also else MockFaults())
     load = found.checks[-1]
     assert (load.name, load.status) == ("load-12", status), load
     assert (load.plain_wrong > 0) == also and load.wrong > 0, load
