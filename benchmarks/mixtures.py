@@ -188,11 +188,8 @@ class Bench:
         return self.memory.step_bytes(2, 0) + experts / count * self.memory.expert_bytes(2)
 
     def planned_s(self, experts: float, rows: int, name: str) -> float:
-        """Of such a step with so many rows, as `info` has it; activations of 8 bits are multiplied
-        at twice the pace."""
-        cost = usual_machine(self.memory, 2)
-        if name == EIGHT:
-            cost = replace(cost, flops_per_s=2 * cost.flops_per_s)
+        """Of such a step with so many rows, as `info` has it."""
+        cost = usual_machine(self.memory, 2, x_bits=8 if name == EIGHT else 16)
         return cost.seconds(StepShape(rows, context=CONTEXT, experts=experts))
 
 

@@ -662,9 +662,13 @@ def test_info_says_what_is_read_and_what_is_not(tmp_path: Path) -> None:
     assert facts["active_parameters"] == shape.step_bytes(1, rows=0) + each
     first, read = facts["steps"][0], [step["bytes"] for step in facts["steps"]]
     assert (first["rows"], first["experts_read"], first["break_even_tokens"]) == (1, 3.0, 1.0)
+    last = facts["steps"][-1]
+    assert 1 < last["break_even_tokens_int8"] < last["break_even_tokens"], "bytes multiply faster"
     assert read == sorted(read) and read[0] < read[1]
     shown = CliRunner().invoke(app, ["info", str(tmp_path)]).output
     assert "tokens to break even" in shown and "1, not read" in shown
+    assert "operations per byte read, 20 with int8" in " ".join(shown.split())
+    assert "int8 activations " not in shown, "nothing of floats is multiplied so"
 
 
 def test_bytes_of_a_step(tmp_path: Path) -> None:

@@ -173,13 +173,15 @@ def _experts(kept: ModelMemory, size: int) -> dict[str, Any]:
     """Of a mixture: what a token passes through, and what steps of more rows read and have to give.
 
     A step of n rows takes V(n) times as long as one of one row, of reading and multiplying on a
-    usual processor, and has to give more than V(n) tokens for drafts to gain anything.
+    usual processor, and has to give more than V(n) tokens for drafts to gain anything. Integer
+    weights have a V of activations of 8 bits beside that of 16.
     """
     shape, experts = kept.shape, kept.shape.experts
     if experts is None:
         return {}
-    cost = usual_machine(kept, size)
-    seconds = [cost.seconds(StepShape(rows, context=_CONTEXT)) for rows in _ROWS]
+    breaks = {"break_even_tokens": _break_even(kept, size, 16)}
+    if kept.quantization or shape.stored:
+        breaks["break_even_tokens_int8"] = _break_even(kept, size, 8)
     return {
         "experts": experts.count,
         "experts_a_token": experts.used,
@@ -190,11 +192,18 @@ def _experts(kept: ModelMemory, size: int) -> dict[str, Any]:
                 "rows": rows,
                 "experts_read": round(experts.touched(rows), 1),
                 "bytes": kept.step_bytes(size, rows),
-                "break_even_tokens": round(took / seconds[0], 2),
+                **{name: found[at] for name, found in breaks.items()},
             }
-            for rows, took in zip(_ROWS, seconds, strict=True)
+            for at, rows in enumerate(_ROWS)
         ],
     }
+
+
+def _break_even(kept: ModelMemory, size: int, x_bits: int) -> list[float]:
+    """V of each of _ROWS, with activations of so many bits."""
+    cost = usual_machine(kept, size, x_bits=x_bits)
+    seconds = [cost.seconds(StepShape(rows, context=_CONTEXT)) for rows in _ROWS]
+    return [round(took / seconds[0], 2) for took in seconds]
 
 
 def _print(model: str, facts: dict[str, Any]) -> None:
@@ -226,15 +235,21 @@ def _print_steps(console: "Console", steps: list[dict[str, Any]]) -> None:
 
     title = "Experts that a step reads, if its rows choose evenly and apart from each other"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for column in ("rows", "experts of a layer", "weights read", "tokens to break even"):
+    columns = ["rows", "experts of a layer", "weights read", "tokens to break even"]
+    eight = "break_even_tokens_int8"
+    if eight in steps[0]:
+        columns.append("int8 activations")
+    for column in columns:
         table.add_column(column, justify="right")
     for step in steps:
-        cells = (step["experts_read"], show_bytes(step["bytes"]), step["break_even_tokens"])
+        cells = [step["experts_read"], show_bytes(step["bytes"]), step["break_even_tokens"]]
+        cells += [step[eight]] if eight in step else []
         table.add_row(str(step["rows"]), *map(str, cells))
     console.print(table)
     console.print(
         "Drafts gain nothing in a step of so many rows that gives fewer tokens, on a processor "
-        f"that does {FLOPS_PER_BYTE} operations per byte read. Rows of one text share experts, "
+        f"that does {FLOPS_PER_BYTE[16]} operations per byte read, {FLOPS_PER_BYTE[8]} with int8 "
+        "activations. Rows of one text share experts, "
         "rows of many requests share the step: measure with --costs."
     )
 

@@ -232,7 +232,10 @@ def _usual_machine(config: ResolvedConfig, runner: Runner) -> RooflineCost:
         kv_cache_dtype=config.user.kv_cache_dtype,
     )
     gpu = config.device.startswith("cuda")
-    return usual_machine(kept, DTYPE_BYTES[config.dtype], cores=torch.get_num_threads(), gpu=gpu)
+    return usual_machine(
+        kept, DTYPE_BYTES[config.dtype], cores=torch.get_num_threads(), gpu=gpu,
+        x_bits=config.user.precision.x_bits,
+    )  # fmt: skip
 
 
 @final
