@@ -7,9 +7,6 @@ CONTRIBUTING.md has the commands.
 """
 
 import importlib
-import importlib.metadata
-import importlib.util
-import os
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +18,9 @@ from foretoken.backend import LinearSpec, TritonIntegers
 from foretoken.ops.linear import Linear
 from foretoken.quant import IntWeights, Scheme, round_weights
 from foretoken.quant.triton_layer import TritonLinear
+from tests.unit.kernels.triton_harness import DEVICE, GPU, HAS_TRITON, compiles, normal, runs
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="the triton package is not installed"
-)
-_GPU = torch.cuda.is_available()
-_DEVICE = "cuda" if _GPU else "cpu"
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-_TESTED = (3, 9)
-"""Older interpreters stumble over today's numpy, and older compilers are called otherwise."""
-
-
-def _is_older() -> bool:
-    if importlib.util.find_spec("triton") is None:
-        return False
-    major, minor = importlib.metadata.version("triton").split(".")[:2]
-    return (int(major), int(minor)) < _TESTED
-
-
-runs = pytest.mark.skipif(
-    not _GPU and (not _INTERPRETED or _is_older()),
-    reason="no GPU, and no Triton interpreter: TRITON_INTERPRET=1, with triton 3.9 or newer",
-)
+pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="the triton package is not installed")
 INT8 = Scheme(name="int8", bits=8, group=0)
 SCHEMES = [
     INT8,
@@ -54,10 +32,6 @@ SCHEMES = [
     *(Scheme(name="int8", bits=8, group=group) for group in (32, 64, 128)),
 ]
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(_DEVICE)
 
 
 def expected(weights: IntWeights, x_TK: Tensor) -> Tensor:
@@ -75,7 +49,7 @@ def assert_rounds_like_float32(found: Tensor, wanted: Tensor, size: Tensor) -> N
 def ordered_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter multiplies with numpy, whose BLAS may give a row of a tile other bits at
     another place of it, as tensor cores do not: here every place is added up alike."""
-    if _GPU:
+    if GPU:
         return
     import numpy as np
 
@@ -116,7 +90,7 @@ def test_a_rows_bits_are_its_own(scheme: Scheme, dtype: torch.dtype) -> None:
         assert torch.equal(part, together[start:stop]), (start, stop)
     spoiled_TK = x_TK.clone()
     spoiled_TK[3] = torch.nan
-    others = torch.arange(37, device=_DEVICE) != 3
+    others = torch.arange(37, device=DEVICE) != 3
     assert torch.equal(linear(spoiled_TK, residual_TN)[others], together[others])
 
 
@@ -178,8 +152,7 @@ def test_it_is_chosen_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not isinstance(other, TritonLinear)
 
 
-@pytest.mark.skipif(_INTERPRETED, reason="the interpreter is on")
-@pytest.mark.skipif(_is_older(), reason="triton is older than 3.9")
+@compiles
 @pytest.mark.parametrize("kind", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("scheme", [INT8, *SCHEMES[1:3], SCHEMES[-1]])
 def test_it_compiles_for_gpus(

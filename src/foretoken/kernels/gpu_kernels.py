@@ -109,6 +109,31 @@ class Kept(NamedTuple):
     """Where each row goes."""
 
 
+class AddNorm(NamedTuple):
+    """A layer's part onto the residual stream, and the norm of that for the next layer."""
+
+    parts_PTD: Tensor | None
+    """float32."""
+    bias_D: Tensor | None
+    """Of the parts."""
+    stream_TD: Tensor
+    """Read, and changed in place."""
+    weight_D: Tensor | None
+    """Of the next norm."""
+    normed_TD: Tensor
+    """In the stream's type."""
+    eps: float
+    """Of both norms."""
+    after_D: Tensor | None = None
+    """Weights of a norm over the part itself."""
+    kept: Kept | None = None
+    """Where the new stream is kept, too."""
+    kept_normed: Kept | None = None
+    """Where the normed rows are kept, too."""
+    weights_TP: Tensor | None = None
+    """float32, of each row's parts."""
+
+
 class QueryKeyNorm(NamedTuple):
     """RMS norms of queries and keys."""
 
@@ -137,6 +162,22 @@ class KVLayer(NamedTuple):
     """[S, 2 L, h], keys, then values: the model's type or int8."""
     scales_SL: Tensor | None = None
     """float32 [S, 2 L], of int8 alone."""
+
+
+class Heads(NamedTuple):
+    """Fused rows on their way to attention."""
+
+    parts_PTA: Tensor
+    """float32, A = (H + 2 L) * h: queries, keys, values."""
+    bias_A: Tensor | None
+    norm: QueryKeyNorm | None
+    rotary: Rotary
+    places_T: Tensor
+    slots_T: Tensor
+    """Where keys and values go."""
+    q_THh: Tensor
+    """Results, as keys and values in the store are."""
+    layer: KVLayer
 
 
 class AttentionShape(NamedTuple):
@@ -272,6 +313,24 @@ class ExpertPairs(NamedTuple):
         )
 
 
+class Draw(NamedTuple):
+    """Rows of logits to tokens."""
+
+    logits_RV: Tensor
+    """float32."""
+    keys_R2: Tensor
+    """int32, `ops.noise.pack_keys`."""
+    how_R4: Tensor
+    """As for `GpuKernels.keep`; of temperature 0: without noise."""
+    tokens_R: Tensor
+    """int32 results; may be strided, and may be the tokens of a next pass."""
+    names_V: Tensor | None = None
+    """int32, the token of each id where they are another vocabulary's; the noise is that of the
+    token."""
+    kept_R3: Tensor | None = None
+    """Of `keep`; None: nothing is left out."""
+
+
 class Drafted(NamedTuple):
     """Chains of drafts, S of them with K drafts in all, end to end; their own rows of logits, each
     chain's one more than drafts, chain after chain."""
@@ -396,39 +455,12 @@ class GpuKernels(ABC):
         """Rows of the table; times scale (1.0: as they are), rounded. `scale` is in their type."""
 
     @abstractmethod
-    def add_norm(
-        self,
-        parts_PTD: Tensor | None,
-        bias_D: Tensor | None,
-        stream_TD: Tensor,
-        weight_D: Tensor | None,
-        normed_TD: Tensor,
-        eps: float,
-        *,
-        after_D: Tensor | None = None,
-        kept: Kept | None = None,
-        kept_normed: Kept | None = None,
-        weights_TP: Tensor | None = None,
-    ) -> None:
-        """Add a layer's part to the residual stream, and norm it for the next.
-
-        y = parts, times weights if there are some, in order + bias in float32. Without `after_D`
+    def add_norm(self, on: AddNorm) -> None:
+        """y = parts, times weights if there are some, in order + bias in float32. Without `after_D`
         stream = round(y + stream); with it y is rounded, then stream = round(round(y / rms(y) *
         after) + stream). No parts: the stream stays. normed = round(stream / rms(stream) * weight);
         no weight: `normed_TD` is not written. rms(y) = sqrt(mean(y ** 2) + eps), in float32;
         weights are in any float type.
-
-        Args:
-            parts_PTD: float32.
-            bias_D: of the parts.
-            stream_TD: read, and changed in place.
-            weight_D: of the next norm.
-            normed_TD: in the stream's type.
-            eps: of both norms.
-            after_D: weights of a norm over the part itself.
-            kept: where the new stream is kept, too.
-            kept_normed: where the normed rows are kept, too.
-            weights_TP: float32, of each row's parts.
         """
 
     @abstractmethod
@@ -467,22 +499,10 @@ class GpuKernels(ABC):
         """Sums and biases of each pair by its expert, float32, by slot and row."""
 
     @abstractmethod
-    def turn_and_write(
-        self,
-        parts_PTA: Tensor,
-        bias_A: Tensor | None,
-        norm: QueryKeyNorm | None,
-        rotary: Rotary,
-        places_T: Tensor,
-        slots_T: Tensor,
-        q_THh: Tensor,
-        layer: KVLayer,
-    ) -> None:
-        """Fused rows [T, (H + 2 L) * h] of float32 parts: queries out, keys and values stored.
-
-        x = round(parts in order + bias). Queries and keys: x / rms(x) * weight if there is a norm,
-        then turned by place (x * cos + swapped * sin), in float32, rounded once. Then queries are
-        multiplied by their scale and rounded. Values are x. In int8 a head is rounded as
+    def turn_and_write(self, on: Heads) -> None:
+        """x = round(parts in order + bias). Queries and keys: x / rms(x) * weight if there is a
+        norm, then turned by place (x * cos + swapped * sin), in float32, rounded once. Then queries
+        are multiplied by their scale and rounded. Values are x. In int8 a head is rounded as
         `ops.quantize_kv` does.
         """
 
@@ -524,26 +544,8 @@ class GpuKernels(ABC):
         """
 
     @abstractmethod
-    def draw(
-        self,
-        logits_RV: Tensor,
-        keys_R2: Tensor,
-        how_R4: Tensor,
-        tokens_R: Tensor,
-        names_V: Tensor | None = None,
-        kept_R3: Tensor | None = None,
-    ) -> None:
-        """The token of each row: the best id, the lowest of equals, of l / temperature + noise.
-
-        Args:
-            logits_RV: float32.
-            keys_R2: int32, `ops.noise.pack_keys`.
-            how_R4: as for `keep`; of temperature 0: without noise.
-            tokens_R: int32 results; may be strided, and may be the tokens of a next pass.
-            names_V: int32, the token of each id where they are another vocabulary's; the noise is
-                that of the token.
-            kept_R3: of `keep`; None: nothing is left out.
-        """
+    def draw(self, on: Draw) -> None:
+        """The token of each row: the best id, the lowest of equals, of l / temperature + noise."""
 
     @abstractmethod
     def accept(self, drafted: Drafted, found_S2: Tensor, *, block: bool) -> None:

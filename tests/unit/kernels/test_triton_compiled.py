@@ -16,15 +16,18 @@ from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import (
     UNIT_INTS,
+    AddNorm,
     AttentionCall,
     AttentionInts,
     AttentionShape,
     Drafted,
+    Draw,
     ExpertChoice,
     ExpertMatrices,
     ExpertPairs,
     GpuKernels,
     GpuWeights,
+    Heads,
     Kept,
     KVLayer,
     Partials,
@@ -172,20 +175,15 @@ MATRICES: Final[dict[str, Call]] = {
 
 def add_norm(kernels: GpuKernels) -> None:
     kept = Kept(empty(99, 3 * 4096)[:, :4096], empty(8, dtype=INT))
-    kernels.add_norm(
-        empty(4, 8, 4096, dtype=torch.float32), None, empty(8, 4096), empty(4096),
-        empty(8, 4096), 1e-6, kept=kept,
-    )  # fmt: skip
+    parts, stream = empty(4, 8, 4096, dtype=torch.float32), empty(8, 4096)
+    kernels.add_norm(AddNorm(parts, None, stream, empty(4096), stream, 1e-6, kept=kept))
 
 
 def turn_and_write(kernels: GpuKernels) -> None:
     layer = KVLayer(empty(99, 16, 128, dtype=torch.int8), empty(99, 16, dtype=torch.float32))
-    kernels.turn_and_write(
-        empty(4, 8, 48 * 128, dtype=torch.float32), None,
-        QueryKeyNorm(empty(128), empty(128), 1e-6),
-        Rotary(empty(999, 128), empty(999, 128)), empty(8, dtype=INT), empty(8, dtype=INT),
-        empty(8, 32, 128), layer,
-    )  # fmt: skip
+    norm, rotary = QueryKeyNorm(empty(128), empty(128), 1e-6), Rotary(*[empty(999, 128)] * 2)
+    parts, row = empty(4, 8, 48 * 128, dtype=torch.float32), empty(8, dtype=INT)
+    kernels.turn_and_write(Heads(parts, None, norm, rotary, row, row, empty(8, 32, 128), layer))
 
 
 def combine(kernels: GpuKernels) -> None:
@@ -202,7 +200,7 @@ def choose(kernels: GpuKernels) -> None:
     logits, numbers, ints = empty(8, 128256, dtype=torch.float32), empty(8), empty(64, dtype=INT)
     how = empty(8, 4, dtype=torch.float32)
     kernels.keep(logits, how, how[:, :3])
-    kernels.draw(logits, empty(8, 2, dtype=INT), how, ints[:8], ints, how[:, :3])
+    kernels.draw(Draw(logits, empty(8, 2, dtype=INT), how, ints[:8], ints, how[:, :3]))
     kernels.chance(logits, numbers.float())
     kernels.cap(logits, 30.0)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.kernels.gpu_kernels import GpuKernels
+from foretoken.kernels.gpu_kernels import Draw, GpuKernels
 from foretoken.ops.drawing import Drawing
 from foretoken.ops.gpu.twin_kernels import TwinKernels
 from foretoken.ops.logits import Filters, keep_filtered
@@ -34,7 +34,7 @@ def drawn(
     how = torch.zeros(ROWS, 4, device=DEVICE)
     how[:, 0] = torch.tensor(heat)
     wide = torch.zeros(ROWS, 3, dtype=torch.int32, device=DEVICE)
-    kernels.draw(logits, keys(), how, wide[:, 1], names)
+    kernels.draw(Draw(logits, keys(), how, wide[:, 1], names))
     return wide[:, 1]
 
 
@@ -70,7 +70,7 @@ def test_the_least_noise_is_not_zero() -> None:
         logits[0, 7] = other
         logits[0, 8:] = -100.0
         token = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-        triton_kernels().draw(logits, packed, torch.ones(1, 4, device=DEVICE), token)
+        triton_kernels().draw(Draw(logits, packed, torch.ones(1, 4, device=DEVICE), token))
         assert token.tolist() == [wanted] == draw(logits, packed, noise).tolist()
 
 
@@ -107,7 +107,7 @@ def test_filters_leave_what_those_of_logits_leave(kind: str) -> None:
     drawn = draw(wanted, many, KeyedNoise(FEWER, DEVICE))
     drawn[4] = logits[4].argmax()
     for kernels in (triton_kernels(), TwinKernels()):
-        kernels.draw(logits, many, how, tokens, None, found)
+        kernels.draw(Draw(logits, many, how, tokens, None, found))
         assert tokens.tolist() == drawn.tolist()
 
 

@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.kernels.gpu_kernels import GpuKernels, Kept, KVLayer, QueryKeyNorm, Rotary
+from foretoken.kernels.gpu_kernels import (
+    AddNorm,
+    GpuKernels,
+    Heads,
+    Kept,
+    KVLayer,
+    QueryKeyNorm,
+    Rotary,
+)
 from foretoken.ops.attention.gpu import layer_of
 from foretoken.ops.gpu.twin_kernels import TwinKernels
 from foretoken.ops.quantize_kv import dequantize
@@ -45,7 +53,7 @@ def test_add_norm(dtype: torch.dtype, parts: int, after: bool) -> None:
         wide = normal(0, rows, 100).to(dtype)
         stream, normed = wide[:, 20 : 20 + width], torch.zeros(rows, 80, dtype=dtype, device=DEVICE)
         kept = torch.zeros(9, 3 * width, dtype=dtype, device=DEVICE)
-        kernels.add_norm(
+        on = AddNorm(
             normal(1, parts, rows, width) if parts else None,
             normal(2, width).to(dtype) if parts == 3 else None,
             stream,
@@ -56,6 +64,7 @@ def test_add_norm(dtype: torch.dtype, parts: int, after: bool) -> None:
             kept=Kept(kept[:, width : 2 * width], ints(4, 0, 8, 2, 5)),
             kept_normed=Kept(kept[:, :width], ints(0, 1, 2, 3, 4)),
         )
+        kernels.add_norm(on)
         return [wide, normed, kept]
 
     found, wanted = both(run)
@@ -74,7 +83,8 @@ def test_add_norm_may_leave_out_the_norm(weighed: bool) -> None:
         stream, normed = normal(0, 3, 40), torch.full((3, 40), 7.0, device=DEVICE)
         weights_TP = normal(5, 3, 2) if weighed else None
         parts_PTD = normal(1, 2, 3, 40)
-        kernels.add_norm(parts_PTD, None, stream, None, normed, EPS, weights_TP=weights_TP)
+        on = AddNorm(parts_PTD, None, stream, None, normed, EPS, weights_TP=weights_TP)
+        kernels.add_norm(on)
         return [stream, normed]
 
     found, wanted = both(run)
@@ -145,7 +155,7 @@ def test_turn_and_write(
             layer = KVLayer(layer.numbers_SLh, torch.zeros(cells[:2], device=DEVICE))
         x_PTA = normal(0, parts, rows, width)
         x_PTA[0, 3, -SIZE:] = 0.0
-        kernels.turn_and_write(
+        on = Heads(
             x_PTA,
             normal(1, width).to(dtype) if parts == 3 else None,
             norms,
@@ -155,6 +165,7 @@ def test_turn_and_write(
             q,
             layer,
         )
+        kernels.turn_and_write(on)
         kept = layer.numbers_SLh
         return [q, kept] if layer.scales_SL is None else [q, kept, layer.scales_SL]
 
@@ -176,6 +187,7 @@ def test_what_is_not_finite_shows_in_int8() -> None:
     layer = layer_of(whole)
     rotary = Rotary(torch.ones(1, 16, device=DEVICE), torch.zeros(1, 16, device=DEVICE))
     q = torch.zeros(1, 1, 16, device=DEVICE)
-    triton_kernels().turn_and_write(x_PTA, None, None, rotary, ints(0), ints(0), q, layer)
+    on = Heads(x_PTA, None, None, rotary, ints(0), ints(0), q, layer)
+    triton_kernels().turn_and_write(on)
     back = dequantize(whole, torch.float32)
     assert torch.isfinite(back[0, 0]).all() and back[0, 1].isnan().all()

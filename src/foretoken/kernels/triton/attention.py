@@ -13,44 +13,14 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["tails_stride"])
 def attend(
-    q,
-    numbers,
-    scales,
-    sinks,
-    out,
-    sums,
-    top_mass,
-    units,
-    places,
-    lasts,
-    runs,
-    bases,
-    pages,
-    tails,
-    q_stride,
-    out_stride,
-    slot_stride,
-    head_stride,
-    scale_stride,
-    head_scale_stride,
-    tails_stride,
-    scale,
-    softcap,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PAGE: tl.constexpr,
-    TILE: tl.constexpr,
-    KEYS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr,
-    TREES: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BY_KEY: tl.constexpr,
-    INTS: tl.constexpr,
-):
+    q, numbers, scales, sinks, out, sums, top_mass, units, places, lasts, runs, bases, pages, tails,
+    q_stride, out_stride, slot_stride, head_stride, scale_stride, head_scale_stride, tails_stride,
+    scale, softcap,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
+    PAGE: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, TREES: tl.constexpr, SPLITS: tl.constexpr,
+    BY_KEY: tl.constexpr, INTS: tl.constexpr,
+):  # fmt: skip
     """Program (unit, key head): a tile of rows over a split; WIDTH, a power of two, holds SIZE."""
     unit = units + tl.program_id(0) * INTS
     head = tl.program_id(1)
@@ -186,21 +156,10 @@ def _with_sink(total, mass, top, sink):
 
 @triton.jit
 def combine(
-    sums,
-    top_mass,
-    sinks,
-    places,
-    lasts,
-    bases,
-    out,
-    out_stride,
-    HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SPLIT: tl.constexpr,
-    WINDOW: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-):
+    sums, top_mass, sinks, places, lasts, bases, out, out_stride,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
     """Program (row, query head): its results of splits, AT_ONCE by AT_ONCE, in order."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)

@@ -10,18 +10,9 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["logits_stride"])
 def draw(
-    logits,
-    keys,
-    how,
-    kept,
-    names,
-    best,
-    ids,
-    logits_stride,
-    vocabulary,
-    BLOCK: tl.constexpr,
-    SPAN: tl.constexpr,
-):
+    logits, keys, how, kept, names, best, ids, logits_stride, vocabulary,
+    BLOCK: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
     """Program (row, span): the best id by l / temperature + noise, the lowest of equals."""
     row = tl.program_id(0).to(tl.int64)
     span = tl.program_id(1)

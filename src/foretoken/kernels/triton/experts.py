@@ -60,28 +60,11 @@ def _weights(score, chosen, floor, added, WEIGHTS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def choose(
-    parts,
-    bias,
-    choice_bias,
-    live,
-    weights,
-    experts,
-    rows,
-    width,
-    softcap,
-    floor,
-    added,
-    scale,
-    PARTS: tl.constexpr,
-    KIND: tl.constexpr,
-    COUNT: tl.constexpr,
-    USED: tl.constexpr,
-    SCORE: tl.constexpr,
-    WEIGHTS: tl.constexpr,
-    SLOTS: tl.constexpr,
-    CAPPED: tl.constexpr,
+    parts, bias, choice_bias, live, weights, experts, rows, width, softcap, floor, added, scale,
+    PARTS: tl.constexpr, KIND: tl.constexpr, COUNT: tl.constexpr, USED: tl.constexpr,
+    SCORE: tl.constexpr, WEIGHTS: tl.constexpr, SLOTS: tl.constexpr, CAPPED: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Program row: its experts and their weights; of a row that is not live, no expert.
 
     Of `width` products COUNT are experts'; one more is a gate. SLOTS: weights of a row.
@@ -122,17 +105,9 @@ def choose(
 
 @triton.jit(do_not_specialize=["read", "pairs", "most"])
 def sort_pairs(
-    experts,
-    order,
-    blocks,
-    read,
-    pairs,
-    most,
-    COUNT: tl.constexpr,
-    TILE: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    experts, order, blocks, read, pairs, most,
+    COUNT: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Program expert: its pairs in order of their numbers, behind those of experts before it, and
     its blocks; one program more ends the list of blocks. BLOCK is more than COUNT."""
     own = tl.program_id(0)
@@ -180,28 +155,11 @@ def _block(order, blocks, TILE_T: tl.constexpr):
 
 @triton.jit
 def gate_up(
-    x,
-    values,
-    scale,
-    zero,
-    bias,
-    order,
-    blocks,
-    y,
-    width,
-    inputs,
-    x_stride,
-    limit,
-    ACTIVATION: tl.constexpr,
-    USED: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    PAIRS: tl.constexpr,
-    TAIL: tl.constexpr,
-    TILE_N: tl.constexpr,
-    TILE_T: tl.constexpr,
+    x, values, scale, zero, bias, order, blocks, y, width, inputs, x_stride, limit,
+    ACTIVATION: tl.constexpr, USED: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    PAIRS: tl.constexpr, TAIL: tl.constexpr, TILE_N: tl.constexpr, TILE_T: tl.constexpr,
     STEP: tl.constexpr,
-):
+):  # fmt: skip
     """Program (outputs, block): act(gate) * up of each pair, [P, width]."""
     expert, pair, there, count = _block(order, blocks, TILE_T)
     n = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
@@ -212,35 +170,16 @@ def gate_up(
         x + (pair // USED)[None, :] * x_stride, there, values, scale, zero, w, w + width,
         0, end, inputs, BITS, GROUP, PAIRS, TAIL, TILE_N, TILE_T, STEP,
     )  # fmt: skip
-    if bias is not None:
-        gate += tl.load(bias + w).to(tl.float32)[:, None]
-        up += tl.load(bias + width + w).to(tl.float32)[:, None]
-    found = gated(gate, up, limit, y.dtype.element_ty, ACTIVATION)
+    found = gated(gate, up, bias, w, width, limit, y.dtype.element_ty, ACTIVATION)
     tl.store(y + pair[None, :] * width + n[:, None], found, mask=(n < width)[:, None] & there)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def down(
-    x,
-    values,
-    scale,
-    zero,
-    bias,
-    order,
-    blocks,
-    parts,
-    rows,
-    outputs,
-    inputs,
-    USED: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    PAIRS: tl.constexpr,
-    TAIL: tl.constexpr,
-    TILE_N: tl.constexpr,
-    TILE_T: tl.constexpr,
-    STEP: tl.constexpr,
-):
+    x, values, scale, zero, bias, order, blocks, parts, rows, outputs, inputs,
+    USED: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr,
+    TAIL: tl.constexpr, TILE_N: tl.constexpr, TILE_T: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
     """Program (outputs, block): what an expert gives to each of its pairs, by slot and row."""
     expert, pair, there, count = _block(order, blocks, TILE_T)
     n = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)

@@ -18,18 +18,17 @@ from foretoken.kernels.gpu_kernels import (
     KEY_BLOCK,
     MASS_BITS,
     UNIT_INTS,
+    AddNorm,
     AttentionCall,
     Drafted,
+    Draw,
     ExpertChoice,
     ExpertMatrices,
     ExpertPairs,
     GpuKernels,
     GpuWeights,
-    Kept,
-    KVLayer,
-    QueryKeyNorm,
+    Heads,
     Recorder,
-    Rotary,
 )
 from foretoken.kernels.triton import attention as triton_attention
 from foretoken.kernels.triton import draw as triton_draw
@@ -154,11 +153,9 @@ class TritonKernels(GpuKernels):
         return inputs if count == 1 else triton.cdiv(triton.cdiv(inputs, count), 128) * 128
 
     def linear_splits(self, x_TK: Tensor, w: GpuWeights, parts_PTN: Tensor) -> None:
-        """A program for each segment."""
         self._linear("linear_splits", x_TK, w, parts_PTN, tiles_of(w, x_TK.shape[0]))
 
     def linear_long(self, x_TK: Tensor, w: GpuWeights, parts_1TN: Tensor) -> None:
-        """All segments in a program."""
         self._linear("linear_long", x_TK, w, parts_1TN, tiles_of(w, max(65, x_TK.shape[0])))
 
     def _linear(self, name: str, x_TK: Tensor, w: GpuWeights, parts: Tensor, tiles: Tiles) -> None:
@@ -169,13 +166,11 @@ class TritonKernels(GpuKernels):
             x_TK, w.values_NK, w.scale_NG, w.zero_NG, parts,
             rows, w.outputs, w.inputs, w.segment, x_TK.stride(0),
             WHOLE=name == "linear_long", **_constants(w, tiles),
-            warps=tiles.warps, stages=tiles.stages,
         )  # fmt: skip
 
     def gate_up(
         self, x_TK: Tensor, w: GpuWeights, bias_N: Tensor | None, activation: int, y_TF: Tensor
     ) -> None:
-        """Gate and up of the same outputs in one program."""
         rows, width = y_TF.shape
         tiles = tiles_of(w, rows, gated=True)
         self._run(
@@ -184,13 +179,11 @@ class TritonKernels(GpuKernels):
             x_TK, w.values_NK, w.scale_NG, w.zero_NG, bias_N, y_TF,
             rows, width, w.inputs, w.segment, x_TK.stride(0), y_TF.stride(0),
             ACTIVATION=activation, **_constants(w, tiles),
-            warps=tiles.warps, stages=tiles.stages,
         )  # fmt: skip
 
     def add_parts(
         self, parts_PTN: Tensor, bias_N: Tensor | None, residual_TN: Tensor | None, y_TN: Tensor
     ) -> None:
-        """A program for 1,024 numbers of a row."""
         parts, rows, width = parts_PTN.shape
         self._run(
             "add_parts", triton_rows.add_parts, (rows, triton.cdiv(width, 1024)),
@@ -199,11 +192,9 @@ class TritonKernels(GpuKernels):
         )  # fmt: skip
 
     def embed(self, tokens_T: Tensor, table_VD: Tensor, scale: float, stream_TD: Tensor) -> None:
-        """A program for 1,024 numbers of a row."""
         self._copy_rows("embed", table_VD, tokens_T, scale, stream_TD)
 
     def take_rows(self, x_TD: Tensor, rows_R: Tensor, y_RD: Tensor) -> None:
-        """A program for 1,024 numbers of a row."""
         self._copy_rows("take_rows", x_TD, rows_R, 1.0, y_RD)
 
     def _copy_rows(self, name: str, x: Tensor, which: Tensor, scale: float, y: Tensor) -> None:
@@ -214,41 +205,26 @@ class TritonKernels(GpuKernels):
             BLOCK=1024, SCALED=scale != 1.0,
         )  # fmt: skip
 
-    def add_norm(
-        self,
-        parts_PTD: Tensor | None,
-        bias_D: Tensor | None,
-        stream_TD: Tensor,
-        weight_D: Tensor | None,
-        normed_TD: Tensor,
-        eps: float,
-        *,
-        after_D: Tensor | None = None,
-        kept: Kept | None = None,
-        kept_normed: Kept | None = None,
-        weights_TP: Tensor | None = None,
-    ) -> None:
-        """A program for a row."""
-        rows, width = stream_TD.shape
-        stores = [(None, None) if one is None else one for one in (kept, kept_normed)]
+    def add_norm(self, on: AddNorm) -> None:
+        rows, width = on.stream_TD.shape
+        stores = [(None, None) if one is None else one for one in (on.kept, on.kept_normed)]
         self._run(
             "add_norm", triton_rows.add_norm, (rows,),
-            parts_PTD, weights_TP, bias_D, stream_TD, after_D, weight_D, normed_TD,
-            *stores[0], *stores[1], rows, width, stream_TD.stride(0), normed_TD.stride(0),
-            _stride(stores[0][0]), _stride(stores[1][0]), eps,
-            PARTS=0 if parts_PTD is None else parts_PTD.shape[0],
+            on.parts_PTD, on.weights_TP, on.bias_D, on.stream_TD, on.after_D, on.weight_D,
+            on.normed_TD, *stores[0], *stores[1], rows, width, on.stream_TD.stride(0),
+            on.normed_TD.stride(0), _stride(stores[0][0]), _stride(stores[1][0]), on.eps,
+            PARTS=0 if on.parts_PTD is None else on.parts_PTD.shape[0],
             BLOCK=triton.next_power_of_2(width), warps=8 if width > 2048 else 4,
         )  # fmt: skip
 
     def pair_tile(self, pairs: int, experts: int, bits: int) -> int:
-        """As many as an expert has of evenly shared ones, and no more than fit the registers."""
+        # As many as an expert has of evenly shared ones, and no more than fit the registers.
         each: int = triton.next_power_of_2(triton.cdiv(pairs, experts))
         return max(16, min(32 if bits else 64, each))
 
     def choose_experts(
         self, parts_PTX: Tensor, choice: ExpertChoice, live_1: Tensor, pairs: ExpertPairs
     ) -> None:
-        """A program for a row."""
         parts, rows, width = parts_PTX.shape
         experts, routing = choice.experts, choice.experts.routing
         block = triton.next_power_of_2(width)
@@ -263,7 +239,6 @@ class TritonKernels(GpuKernels):
         )  # fmt: skip
 
     def sort_pairs(self, pairs: ExpertPairs, experts: int, read_1: Tensor) -> None:
-        """A program for an expert, and one more."""
         self._run(
             "sort_pairs", triton_experts.sort_pairs, (experts + 1,),
             pairs.experts_TU, pairs.order_P, pairs.blocks_B3, read_1,
@@ -274,7 +249,6 @@ class TritonKernels(GpuKernels):
     def experts_gate_up(
         self, x_TK: Tensor, of: ExpertMatrices, experts: Experts, pairs: ExpertPairs, y_PF: Tensor
     ) -> None:
-        """A program for 64 outputs of a block."""
         w, width, tiles = of.weights, y_PF.shape[1], tiles_of(of.weights, pairs.tile, gated=True)
         self._run(
             "experts_gate_up", triton_experts.gate_up,
@@ -282,35 +256,23 @@ class TritonKernels(GpuKernels):
             x_TK, w.values_NK, w.scale_NG, w.zero_NG, of.bias_X, pairs.order_P, pairs.blocks_B3,
             y_PF, width, w.inputs, x_TK.stride(0), experts.limit,
             ACTIVATION=EXPERT_ACTIVATIONS[experts.activation], USED=experts.used,
-            **_constants(w, tiles), warps=tiles.warps, stages=tiles.stages,
+            **_constants(w, tiles),
         )  # fmt: skip
 
     def experts_down(
         self, x_PF: Tensor, of: ExpertMatrices, experts: Experts, pairs: ExpertPairs, y_STN: Tensor
     ) -> None:
-        """A program for 64 outputs of a block."""
         w, (_, rows, outputs) = of.weights, y_STN.shape
         tiles = tiles_of(w, pairs.tile)
         self._run(
             "experts_down", triton_experts.down,
             (triton.cdiv(outputs, tiles.outputs), pairs.blocks_B3.shape[0]),
             x_PF, w.values_NK, w.scale_NG, w.zero_NG, of.bias_X, pairs.order_P, pairs.blocks_B3,
-            y_STN, rows, outputs, w.inputs, USED=experts.used,
-            **_constants(w, tiles), warps=tiles.warps, stages=tiles.stages,
+            y_STN, rows, outputs, w.inputs, USED=experts.used, **_constants(w, tiles),
         )  # fmt: skip
 
-    def turn_and_write(
-        self,
-        parts_PTA: Tensor,
-        bias_A: Tensor | None,
-        norm: QueryKeyNorm | None,
-        rotary: Rotary,
-        places_T: Tensor,
-        slots_T: Tensor,
-        q_THh: Tensor,
-        layer: KVLayer,
-    ) -> None:
-        """A program for a head of a row."""
+    def turn_and_write(self, on: Heads) -> None:
+        parts_PTA, bias_A, norm, rotary, places_T, slots_T, q_THh, layer = on
         (parts, rows, width), (_, heads, size) = parts_PTA.shape, q_THh.shape
         numbers, scales = layer
         query, key, eps, whole = norm or (None, None, 0.0, False)
@@ -327,7 +289,6 @@ class TritonKernels(GpuKernels):
         )  # fmt: skip
 
     def attend(self, on: AttentionCall) -> None:
-        """A program for a unit and key head."""
         q_THh, (numbers, scales), shape, step, partials, out_TD, sinks_H = on
         heads, size = shape.num_kv_heads, shape.head_dim
         width = max(16, triton.next_power_of_2(size))
@@ -346,7 +307,6 @@ class TritonKernels(GpuKernels):
         )  # fmt: skip
 
     def combine(self, on: AttentionCall) -> None:
-        """A program for a row and query head."""
         shape, step, out_TD = on.shape, on.step, on.out_TD
         self._run(
             "combine", triton_attention.combine, (out_TD.shape[0], shape.num_heads),
@@ -358,7 +318,6 @@ class TritonKernels(GpuKernels):
         )  # fmt: skip
 
     def keep(self, logits_RV: Tensor, how_R4: Tensor, kept_R3: Tensor) -> None:
-        """A program for a row."""
         rows, vocabulary = logits_RV.shape
         self._run(
             "keep", triton_draw.keep, (rows,),
@@ -366,16 +325,8 @@ class TritonKernels(GpuKernels):
             logits_RV.stride(0), vocabulary, BLOCK=1024, BITS=MASS_BITS, warps=8,
         )  # fmt: skip
 
-    def draw(
-        self,
-        logits_RV: Tensor,
-        keys_R2: Tensor,
-        how_R4: Tensor,
-        tokens_R: Tensor,
-        names_V: Tensor | None = None,
-        kept_R3: Tensor | None = None,
-    ) -> None:
-        """A program for a part of a row, then one for a row."""
+    def draw(self, on: Draw) -> None:
+        logits_RV, keys_R2, how_R4, tokens_R, names_V, kept_R3 = on
         (rows, vocabulary), spans = logits_RV.shape, triton.cdiv(logits_RV.shape[1], _SPAN)
         best_RS = logits_RV.new_empty(rows, spans)
         ids_RS = logits_RV.new_empty(rows, spans, dtype=torch.int32)
@@ -391,7 +342,6 @@ class TritonKernels(GpuKernels):
         )  # fmt: skip
 
     def accept(self, drafted: Drafted, found_S2: Tensor, *, block: bool) -> None:
-        """What filters leave, tests by a program for a chain, and a draw as usual."""
         logits, how, keys, probs, spans, ids, uniforms, most = drafted
         (rows, vocabulary), count = logits.shape, len(spans)
         parts, strides = triton.cdiv(vocabulary, _SPAN), (logits.stride(0), _stride(probs))
@@ -419,13 +369,11 @@ class TritonKernels(GpuKernels):
         )  # fmt: skip
 
     def cap(self, logits_RV: Tensor, softcap: float) -> None:
-        """A program for 1,024 logits."""
         assert logits_RV.is_contiguous(), logits_RV.stride()
         grid, count = (triton.cdiv(logits_RV.numel(), 1024),), logits_RV.numel()
         self._run("cap", triton_draw.cap, grid, logits_RV, softcap, count, BLOCK=1024)
 
     def chance(self, logits_RV: Tensor, chance_R: Tensor) -> None:
-        """A program for a part of a row, then one for a row."""
         (rows, vocabulary), spans = logits_RV.shape, triton.cdiv(logits_RV.shape[1], _SPAN)
         best_RS, mass_RS = logits_RV.new_empty(rows, spans), logits_RV.new_empty(rows, spans)
         self._run(
@@ -469,7 +417,7 @@ def _stride(x: Tensor | None, dimension: int = 0) -> int:
 
 
 def _constants(w: GpuWeights, tiles: Tiles) -> dict[str, Any]:
-    """What products of these weights are compiled for."""
+    """What products of these weights are compiled for, and how they are launched."""
     scale = w.values_NK if w.scale_NG is None else w.scale_NG
     assert w.segment % tiles.step == 0 or w.segment == w.inputs, (w.segment, tiles)
     return {
@@ -482,6 +430,8 @@ def _constants(w: GpuWeights, tiles: Tiles) -> dict[str, Any]:
         "TILE_N": tiles.outputs,
         "TILE_T": tiles.rows,
         "STEP": tiles.step,
+        "warps": tiles.warps,
+        "stages": tiles.stages,
     }
 
 

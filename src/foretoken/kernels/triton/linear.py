@@ -101,28 +101,12 @@ def run_linear(
     if not rows:
         return y_TN
     _linear[grid](
-        x_TK,
-        packed.values_KN,
-        packed.scale_GN,
-        packed.zero_GN,
-        bias_N,
-        residual_TN,
-        y_TN,
-        rows,
-        outputs,
-        packed.inputs,
-        packed.values_KN.stride(0),
-        x_TK.stride(0),
+        x_TK, packed.values_KN, packed.scale_GN, packed.zero_GN, bias_N, residual_TN, y_TN,
+        rows, outputs, packed.inputs, packed.values_KN.stride(0), x_TK.stride(0),
         0 if residual_TN is None else residual_TN.stride(0),
-        BITS=packed.bits,
-        GROUP=packed.group,
-        STEP=packed.group or BLOCK,
-        TILE_M=TILE_ROWS,
-        TILE_N=TILE_OUTPUTS,
-        WIDENS=_widens(x_TK.dtype),
-        num_warps=4,
-        num_stages=3,
-    )
+        BITS=packed.bits, GROUP=packed.group, STEP=packed.group or BLOCK, TILE_M=TILE_ROWS,
+        TILE_N=TILE_OUTPUTS, WIDENS=_widens(x_TK.dtype), num_warps=4, num_stages=3,
+    )  # fmt: skip
     return y_TN
 
 
@@ -133,26 +117,11 @@ def _widens(dtype: torch.dtype) -> bool:
 
 @triton.jit(do_not_specialize=["rows", "x_stride", "residual_stride"])
 def _linear(
-    x,
-    values,
-    scale,
-    zero,
-    bias,
-    residual,
-    y,
-    rows,
-    outputs,
-    inputs,
-    padded,
-    x_stride,
+    x, values, scale, zero, bias, residual, y, rows, outputs, inputs, padded, x_stride,
     residual_stride,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    STEP: tl.constexpr,
-    TILE_M: tl.constexpr,
-    TILE_N: tl.constexpr,
-    WIDENS: tl.constexpr,
-):
+    BITS: tl.constexpr, GROUP: tl.constexpr, STEP: tl.constexpr, TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr, WIDENS: tl.constexpr,
+):  # fmt: skip
     """One tile of y: all of K in steps, in order."""
     m = (tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)).to(tl.int64)[:, None]
     n = (tl.program_id(1) * TILE_N + tl.arange(0, TILE_N))[None, :]

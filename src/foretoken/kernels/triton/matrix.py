@@ -15,25 +15,10 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["rows"])
 def linear(
-    x,
-    values,
-    scale,
-    zero,
-    parts,
-    rows,
-    outputs,
-    inputs,
-    segment,
-    x_stride,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    PAIRS: tl.constexpr,
-    WHOLE: tl.constexpr,
-    TAIL: tl.constexpr,
-    TILE_N: tl.constexpr,
-    TILE_T: tl.constexpr,
-    STEP: tl.constexpr,
-):
+    x, values, scale, zero, parts, rows, outputs, inputs, segment, x_stride,
+    BITS: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr, WHOLE: tl.constexpr,
+    TAIL: tl.constexpr, TILE_N: tl.constexpr, TILE_T: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
     """Program (outputs, rows, segment), or, of the WHOLE, all segments: parts [P, T, N].
 
     TAIL: whether STEP does not divide every segment.
@@ -67,27 +52,10 @@ def linear(
 
 @triton.jit(do_not_specialize=["rows"])
 def gate_up(
-    x,
-    values,
-    scale,
-    zero,
-    bias,
-    y,
-    rows,
-    width,
-    inputs,
-    segment,
-    x_stride,
-    y_stride,
-    ACTIVATION: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    PAIRS: tl.constexpr,
-    TAIL: tl.constexpr,
-    TILE_N: tl.constexpr,
-    TILE_T: tl.constexpr,
-    STEP: tl.constexpr,
-):
+    x, values, scale, zero, bias, y, rows, width, inputs, segment, x_stride, y_stride,
+    ACTIVATION: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr,
+    TAIL: tl.constexpr, TILE_N: tl.constexpr, TILE_T: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
     """Program (outputs, rows): act(gate) * up, of `width` gates and then as many ups."""
     n = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     t = tl.program_id(1) * TILE_T + tl.arange(0, TILE_T)
@@ -104,17 +72,18 @@ def gate_up(
         )  # fmt: skip
         gate += gate_part
         up += up_part
-    if bias is not None:
-        gate += tl.load(bias + w).to(tl.float32)[:, None]
-        up += tl.load(bias + width + w).to(tl.float32)[:, None]
-    found = gated(gate, up, 0.0, y.dtype.element_ty, ACTIVATION)
+    found = gated(gate, up, bias, w, width, 0.0, y.dtype.element_ty, ACTIVATION)
     to = y + t.to(tl.int64)[None, :] * y_stride + n[:, None]
     tl.store(to, found, mask=(n < width)[:, None] & row_there)
 
 
 @triton.jit
-def gated(gate, up, limit, kind: tl.constexpr, ACTIVATION: tl.constexpr):
-    """act(gate) * up of sums, each rounded to `kind`; ACTIVATION: as `gpu_kernels` counts them."""
+def gated(gate, up, bias, w, width, limit, kind: tl.constexpr, ACTIVATION: tl.constexpr):
+    """act(gate) * up of sums of these outputs and their bias, each rounded to `kind`; ACTIVATION:
+    as `gpu_kernels` counts them."""
+    if bias is not None:
+        gate += tl.load(bias + w).to(tl.float32)[:, None]
+        up += tl.load(bias + width + w).to(tl.float32)[:, None]
     gate = gate.to(kind).to(tl.float32)
     up = up.to(kind).to(tl.float32)
     inner = gate

@@ -10,16 +10,9 @@ import triton.language as tl
 
 @triton.jit
 def embed(
-    tokens,
-    table,
-    y,
-    table_stride,
-    y_stride,
-    scale,
-    WIDTH,
-    BLOCK: tl.constexpr,
-    SCALED: tl.constexpr,
-):
+    tokens, table, y, table_stride, y_stride, scale, WIDTH,
+    BLOCK: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
     """Program (row, columns): the row of a table that a number names, times scale."""
     row = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -48,17 +41,9 @@ def _added(parts, bias, row, rows, d, there, width, PARTS: tl.constexpr, weights
 
 @triton.jit(do_not_specialize=["rows"])
 def add_parts(
-    parts,
-    bias,
-    residual,
-    y,
-    rows,
-    width,
-    residual_stride,
-    y_stride,
-    PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    parts, bias, residual, y, rows, width, residual_stride, y_stride,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Program (row, columns): parts + bias + residual, rounded once."""
     row = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -77,27 +62,11 @@ def _normed(x, weight, d, there, width, eps):
 
 @triton.jit(do_not_specialize=["rows"])
 def add_norm(
-    parts,
-    weights,
-    bias,
-    stream,
-    after,
-    weight,
-    normed,
-    kept,
-    kept_slots,
-    kept_normed,
-    kept_normed_slots,
-    rows,
-    width,
-    stream_stride,
-    normed_stride,
-    kept_stride,
-    kept_normed_stride,
+    parts, weights, bias, stream, after, weight, normed, kept, kept_slots, kept_normed,
+    kept_normed_slots, rows, width, stream_stride, normed_stride, kept_stride, kept_normed_stride,
     eps,
-    PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Program row: its parts, or their norm, onto the stream; then the norm of that."""
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
@@ -125,35 +94,11 @@ def add_norm(
 
 @triton.jit(do_not_specialize=["rows"])
 def turn_and_write(
-    parts,
-    bias,
-    query_norm,
-    key_norm,
-    cos,
-    sin,
-    query_scale,
-    places,
-    slots,
-    q,
-    numbers,
-    scales,
-    rows,
-    width,
-    q_stride,
-    slot_stride,
-    head_stride,
-    scale_stride,
-    head_scale_stride,
-    eps,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    TURNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WHOLE: tl.constexpr,
-    ALL: tl.constexpr,
-    PARTS: tl.constexpr,
-):
+    parts, bias, query_norm, key_norm, cos, sin, query_scale, places, slots, q, numbers, scales,
+    rows, width, q_stride, slot_stride, head_stride, scale_stride, head_scale_stride, eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, TURNED: tl.constexpr,
+    BLOCK: tl.constexpr, WHOLE: tl.constexpr, ALL: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
     """Program (row, head of queries, keys or values).
 
     TURNED: of a head's SIZE numbers the first that are turned. WHOLE: norms reach over ALL numbers

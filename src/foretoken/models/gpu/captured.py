@@ -18,7 +18,7 @@ from torch import Tensor
 from foretoken.kernels.gpu_kernels import GpuKernels, Partials, Recorder
 from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
-from foretoken.models.gpu.decoder import DecoderParts, GpuDecoder, Workspace, knows
+from foretoken.models.gpu.decoder import DecoderParts, GpuDecoder, Workspace, bind
 from foretoken.models.gpu.step_buffers import DevicePass, PassRows, StepBuffers, StepKey, bucket
 from foretoken.models.rollout import MaskSlots
 from foretoken.models.tensors import (
@@ -189,20 +189,30 @@ class CapturedSteps:
             self._workspace(key).given_TD[: len(stream_TD)].copy_(stream_TD)
         way = _Way(begin, draws=True, chances=plan.stop is not None, keeps=plan.keeps_logits)
         found = self._play(way, key, store, None)
-        made_KR = found.tokens_KR
-        if way.chances:
-            made_KR = torch.cat((made_KR, found.chances_KR.view(torch.int32)))
         width = len(layouts) * (plan.steps if masks is not None else 1)
-        read = np.array(buffers.read(made_KR), np.int32).reshape(made_KR.shape)[:, :width]
-        rolled = _rolled_out(read.reshape(-1, len(layouts)), plan)
-        logits_KV = None
-        if plan.keeps_logits:
-            whole = found.logits_RV[: sum(one.logits for one in key)]
-            logits_KV = self._over_all_ids(whole.unflatten(0, (len(key), -1))[:, :width])
-        stream_BD = None
-        if self.parts.beside is not None and masks is None:
-            stream_BD = self._workspace(key).streams[plan.steps % 2][: len(layouts)]
-        return replace(rolled, logits_KV=logits_KV, stream_BD=stream_BD)
+        rolled = self._rolled(found, (len(key), key[0].logits), width, len(layouts), plan)
+        if self.parts.beside is None or masks is not None:
+            return rolled
+        stream_BD = self._workspace(key).streams[plan.steps % 2][: len(layouts)]
+        return replace(rolled, stream_BD=stream_BD)
+
+    def _rolled(
+        self, made: _Made, sizes: tuple[int, int], width: int, count: int, plan: RolloutPlan
+    ) -> RolledOut:
+        """What was drafted for `count` sequences, which is waited for: of so many rows of so many
+        tokens the first `width` of each."""
+        assert self._buffers is not None, "filled before"
+        total = sizes[0] * sizes[1]
+        drafted = made.tokens_KR.view(-1)[:total]
+        if plan.stop is not None:
+            chances = made.chances_KR.view(-1)[:total]
+            drafted = torch.cat((drafted, chances.view(torch.int32)))
+        read = np.array(self._buffers.read(drafted), np.int32).reshape(-1, sizes[1])
+        rolled = _rolled_out(self._judged(read[:, :width].reshape(-1, count), plan), plan)
+        if not plan.keeps_logits:
+            return rolled
+        own_KBN = made.logits_RV[:total].unflatten(0, sizes)[:, :width]
+        return replace(rolled, logits_KV=self._over_all_ids(own_KBN))
 
     def _chain(
         self, layouts: Sequence[SpanLayout], tokens: list[int], plan: RolloutPlan, draws: Draws
@@ -288,20 +298,10 @@ class CapturedSteps:
             draws=draws.padded(steps, bucket(count)),
             newest=[token_ids[first] for first in firsts],
         )
-        buffers = self._of(store)
-        key = buffers.fill([rows])
+        key = self._of(store).fill([rows])
         way = _Way("blocks", draws=True, chances=plan.stop is not None, steps=steps)
         found = self._play(way, key, store, None)
-        made_KB = found.tokens_KR[0, : logits_KB.size].view(logits_KB.shape)
-        if way.chances:
-            chances_KB = found.chances_KR[0, : logits_KB.size].view(logits_KB.shape)
-            made_KB = torch.cat((made_KB, chances_KB.view(torch.int32)))
-        read = np.array(buffers.read(made_KB), np.int32).reshape(made_KB.shape)[:, :count].copy()
-        rolled = _rolled_out(self._judged(read, plan), plan)
-        if not plan.keeps_logits:
-            return rolled
-        own_KBN = found.logits_RV[: logits_KB.size].unflatten(0, logits_KB.shape)[:, :count]
-        return replace(rolled, logits_KV=self._over_all_ids(own_KBN))
+        return self._rolled(found, (steps, bucket(count)), count, count, plan)
 
     def _judged(self, read_XB: Any, plan: RolloutPlan) -> Any:
         """The same, with chances where a head's judgements stood."""
@@ -482,4 +482,5 @@ def capture(
     parts: DecoderParts, kernels: GpuKernels, recorder: Recorder | None
 ) -> CapturedSteps | None:
     """Steps of a decoder by the GPU's kernels; None: it has a part that they do not know."""
-    return CapturedSteps(GpuDecoder(parts, kernels), recorder) if knows(parts) else None
+    decoder = bind(parts, kernels)
+    return None if decoder is None else CapturedSteps(decoder, recorder)

@@ -6,15 +6,18 @@ Who records them and plays them again is `models.gpu.captured`. The weights belo
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import (
+    AddNorm,
     AttentionCall,
+    AttentionShape,
     ExpertPairs,
     GpuKernels,
+    Heads,
     Kept,
     Partials,
     QueryKeyNorm,
@@ -22,15 +25,13 @@ from foretoken.kernels.gpu_kernels import (
 )
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.kv.store import KVStore
-from foretoken.layers.attention import AttentionBlock
 from foretoken.layers.decoder_layer import Layer, LayerKind, Scaled
 from foretoken.layers.embedding import Embedding
 from foretoken.layers.mixture import Mixture
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
-from foretoken.models.gpu.mixture import GpuMixture, as_gpu, bind_mixture, knows_mixture
+from foretoken.models.gpu.mixture import GpuMixture, GpuMLP, bind_mixture, bind_mlp
 from foretoken.models.gpu.step_buffers import DevicePass
-from foretoken.ops.activation import COMPILED
 from foretoken.ops.attention.gpu import GpuAttention, layer_of, most_partials, run_attention
 from foretoken.ops.gpu.drawing import choose
 from foretoken.ops.linear.gpu import GpuLinear
@@ -104,33 +105,16 @@ class BlockParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bound:
-    """The matrices of a layer."""
+    """A layer as kernels read it."""
 
+    layer: Layer
+    shape: AttentionShape
     qkv: GpuLinear
     out: GpuLinear
-    mlp: "_BoundMLP | GpuMixture"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BoundMLP:
-    """Those of a plain MLP."""
-
-    gate_up: GpuLinear
-    down: GpuLinear
-    activation: int
-
-    @property
-    def inner(self) -> int:
-        """Numbers between them."""
-        return self.down.weights.inputs
-
-
-class _Part(NamedTuple):
-    """What part of a layer gives, as `GpuKernels.add_norm` adds it."""
-
-    sums_PTD: Tensor | None = None
-    bias_D: Tensor | None = None
-    weights_TP: Tensor | None = None
+    norm: QueryKeyNorm | None
+    mlp: GpuMLP | GpuMixture
+    after_attention: RMSNorm | None
+    after_mlp: RMSNorm | None
 
 
 class Workspace:
@@ -171,7 +155,7 @@ class Workspace:
         self.gated = empty(rows * inner)
         most = 0
         several = [one for layer in bound for one in (layer.qkv, layer.out)]
-        several += [one.mlp.down for one in bound if isinstance(one.mlp, _BoundMLP)]
+        several += [one.mlp.down for one in bound if isinstance(one.mlp, GpuMLP)]
         mixtures = [one.mlp for one in bound if isinstance(one.mlp, GpuMixture)]
         several += [one.router for one in mixtures]
         if parts.around is not None and parts.around.mixer is not None:
@@ -188,13 +172,12 @@ class Workspace:
 class GpuDecoder:
     """Launches the kernels of one pass."""
 
-    def __init__(self, parts: DecoderParts, kernels: GpuKernels) -> None:
-        self.parts, self.kernels = parts, kernels
-        self.bound = [_bind(layer, parts.experts) for layer in parts.layers]
+    def __init__(self, parts: DecoderParts, kernels: GpuKernels, bound: Sequence[_Bound]) -> None:
+        self.parts, self.kernels, self.bound = parts, kernels, bound
         ids_N = None if parts.around is None else parts.around.ids_N
         self.names_N = None if ids_N is None else ids_N.int()
         self.num_mixtures = sum(isinstance(one.mlp, GpuMixture) for one in self.bound)
-        self.shape = _attention(parts.kinds[0]).shape
+        self.shape = bound[0].shape
         """Of attention; kinds of layers differ in windows alone."""
         positions = parts.kinds[0].rotary.cos.shape[0]
         self.most_partials = most_partials(kernels, self.shape, positions)
@@ -220,7 +203,8 @@ class GpuDecoder:
             mask_TD = work.parts[: stream_TD.numel()].view_as(stream_TD)
             kernels.take_rows(work.masks_KD, one.mask_T, mask_TD)
             eps = self.parts.norm.eps
-            kernels.add_norm(mask_TD[None], None, stream_TD, None, work.normed_TD[:rows], eps)
+            normed_TD = work.normed_TD[:rows]
+            kernels.add_norm(AddNorm(mask_TD[None], None, stream_TD, None, normed_TD, eps))
 
     def _mix(
         self,
@@ -248,7 +232,7 @@ class GpuDecoder:
             mixed_TD, norm = work.hidden_TD[:fed], blocks.context_norm
             self._mix(blocks.mixer, blocks.features, one.features_T, work, mixed_TD)
             context_TD = work.normed_TD[rows : rows + fed]
-            self.kernels.add_norm(None, None, mixed_TD, norm.weight_D, context_TD, norm.eps)
+            self._norm(norm, mixed_TD, context_TD)
 
     def write_context(self, one: DevicePass, work: Workspace, store: KVStore) -> None:
         """Keys and values of a context alone."""
@@ -301,12 +285,15 @@ class GpuDecoder:
         embedded_TD, both_TX = work.embedded_TD[:rows], work.both_TX[:rows]
         own_TD, beside_TD = both_TX.chunk(2, 1)
         kernels.embed(one.tokens_T, self.parts.embedding.floats(), 1.0, embedded_TD)
-        eps = layer.beside_norm.eps
-        kernels.add_norm(None, None, embedded_TD, layer.beside_norm.weight_D, own_TD, eps)
-        kernels.add_norm(None, None, stream_TD, layer.attention_norm.weight_D, beside_TD, eps)
+        self._norm(layer.beside_norm, embedded_TD, own_TD)
+        self._norm(layer.attention_norm, stream_TD, beside_TD)
         if layer.from_norm:
             kernels.take_rows(beside_TD, work.every_T[:rows], stream_TD)
         return both_TX
+
+    def _norm(self, norm: RMSNorm, stream_TD: Tensor, normed_TD: Tensor) -> None:
+        on = AddNorm(None, None, stream_TD, norm.weight_D, normed_TD, norm.eps)
+        self.kernels.add_norm(on)
 
     def body(
         self,
@@ -321,61 +308,44 @@ class GpuDecoder:
         are kept, and how many experts each mixture read. The stream of a head is there before."""
         parts, kernels, rows = self.parts, self.kernels, len(one.tokens_T)
         normed_TD = work.normed_TD[:rows]
+        nothing = AddNorm(None, None, stream_TD, None, normed_TD, parts.norm.eps)
 
-        def add(
-            part: _Part, norm: RMSNorm | None, after: RMSNorm | None = None, **kept: Kept | None
-        ) -> None:
+        def add(on: AddNorm, norm: RMSNorm | None, after: RMSNorm | None = None) -> None:
             """The stream goes on, and is normed for the next layer."""
-            if part.sums_PTD is None and norm is None and not any(kept.values()):
-                return
-            kernels.add_norm(
-                part.sums_PTD,
-                part.bias_D,
-                stream_TD,
-                None if norm is None else norm.weight_D,
-                normed_TD,
-                parts.norm.eps,
-                after_D=None if after is None else after.weight_D,
-                weights_TP=part.weights_TP,
-                **kept,
-            )
+            if on.parts_PTD is not None or norm is not None or on.kept or on.kept_normed:
+                weight_D, after_D = (None if one is None else one.weight_D for one in (norm, after))
+                kernels.add_norm(on._replace(weight_D=weight_D, after_D=after_D))
 
         if parts.beside is None:
             table = parts.embedding.floats()
             kernels.embed(one.tokens_T, table, parts.scale, stream_TD)
-            add(_Part(), parts.layers[0].attention_norm, kept=_kept(features, 0, one))
+            first = nothing._replace(kept=_kept(features, 0, one))
+            add(first, parts.layers[0].attention_norm)
         following = [layer.attention_norm for layer in parts.layers[1:]] + [parts.norm]
-        for index, (layer, bound) in enumerate(zip(parts.layers, self.bound, strict=True)):
+        for index, bound in enumerate(self.bound):
+            layer = bound.layer
             # With what is fed behind the rows.
             x_TD = work.normed_TD[: len(one.slots_T)] if layer.attention_norm else stream_TD
             if layer.beside_norm is not None:
                 x_TD = self._first(one, work, stream_TD)
             attended_TA = self._attend(index, x_TD, one, work, store)
-            out = _Part(self._run(bound.out, attended_TA, work), bound.out.bias_N)
-            add(out, layer.mlp_norm, _after(layer.after_attention))
+            sums_PTD = self._run(bound.out, attended_TA, work)
+            out = nothing._replace(parts_PTD=sums_PTD, bias_D=bound.out.bias_N)
+            add(out, layer.mlp_norm, bound.after_attention)
             x_TD = stream_TD if layer.mlp_norm is None else normed_TD
-            last = index + 1 == len(parts.layers)
-            add(
-                self._mixed(index, x_TD, one, work, read_L[index : index + 1]),
-                following[index],
-                _after(layer.after_mlp),
-                kept=None if last else _kept(features, index + 1, one),
-                kept_normed=_kept(features, FINAL, one) if last else None,
-            )
-
-    def _mixed(
-        self, index: int, x_TD: Tensor, one: DevicePass, work: Workspace, read_1: Tensor
-    ) -> _Part:
-        """What a layer's MLP or mixture gives."""
-        mlp = self.bound[index].mlp
-        if isinstance(mlp, GpuMixture):
-            room = work.pairs, work.gated, work.parts
-            y_STD, weights_TS = mlp.run(self.kernels, x_TD, one.live_1, read_1, room)
-            return _Part(y_STD, weights_TP=weights_TS)
-        gated_TF = work.gated[: len(x_TD) * mlp.inner].view(len(x_TD), mlp.inner)
-        gate_up = mlp.gate_up
-        self.kernels.gate_up(x_TD, gate_up.weights, gate_up.bias_N, mlp.activation, gated_TF)
-        return _Part(self._run(mlp.down, gated_TF, work), mlp.down.bias_N)
+            mlp = bound.mlp
+            if isinstance(mlp, GpuMixture):
+                room, read_1 = (work.pairs, work.gated, work.parts), read_L[index : index + 1]
+                sums_PTD, weights_TP = mlp.run(kernels, x_TD, one.live_1, read_1, room)
+                out = nothing._replace(parts_PTD=sums_PTD, weights_TP=weights_TP)
+            else:
+                sums_PTD = self._run(mlp.down, mlp.gated(kernels, x_TD, work.gated), work)
+                out = nothing._replace(parts_PTD=sums_PTD, bias_D=mlp.down.bias_N)
+            if index + 1 < len(self.bound):
+                out = out._replace(kept=_kept(features, index + 1, one))
+            else:
+                out = out._replace(kept_normed=_kept(features, FINAL, one))
+            add(out, following[index], bound.after_mlp)
 
     def logits(self, one: DevicePass, work: Workspace, logits_RV: Tensor) -> None:
         """The head over the rows that are asked for, which are left in `work.hidden_TD`."""
@@ -389,14 +359,14 @@ class GpuDecoder:
         self, index: int, x_TD: Tensor, one: DevicePass, work: Workspace, store: KVStore
     ) -> Tensor:
         """Attention of one layer, before its output projection."""
-        kind, blocks = self.parts.layers[index].kind, self.parts.blocks
-        rows, shape = len(one.tokens_T), _attention(self.parts.kinds[kind]).shape
+        bound, blocks = self.bound[index], self.parts.blocks
+        rows, layer = len(one.tokens_T), layer_of(store.layers[index])
         q_THh = self._write(index, x_TD, one, work, store)[:rows]
-        layer, attended_TA = layer_of(store.layers[index]), work.attended_TA[:rows]
-        step, sinks_H = one.attention, _block(self.parts.layers[index]).sinks_H
-        if blocks is not None and not blocks.whole[kind]:
+        step, attended_TA = one.attention, work.attended_TA[:rows]
+        if blocks is not None and not blocks.whole[bound.layer.kind]:
             step = step._replace(lasts_T=None)
-        on = AttentionCall(q_THh, layer, shape, step, work.partials, attended_TA, sinks_H)
+        sinks_H = bound.layer.attention.sinks_H
+        on = AttentionCall(q_THh, layer, bound.shape, step, work.partials, attended_TA, sinks_H)
         run_attention(self.kernels, on, one.pieces)
         return attended_TA
 
@@ -404,25 +374,19 @@ class GpuDecoder:
         self, index: int, x_TD: Tensor, one: DevicePass, work: Workspace, store: KVStore
     ) -> Tensor:
         """The queries of one layer; keys and values are stored."""
-        block, bound, rows = _block(self.parts.layers[index]), self.bound[index], len(x_TD)
-        kind, norms = self.parts.layers[index].kind, block.norms
-        shape = _attention(self.parts.kinds[kind]).shape
-        q_THh = work.q_TA[:rows].view(rows, shape.num_heads, shape.head_dim)
-        norm = None
-        if norms is not None:
-            norm = QueryKeyNorm(
-                norms.query.weight_D, norms.key.weight_D, norms.query.eps, norms.whole
-            )
-        self.kernels.turn_and_write(
+        bound, rows = self.bound[index], len(x_TD)
+        q_THh = work.q_TA[:rows].view(rows, bound.shape.num_heads, bound.shape.head_dim)
+        heads = Heads(
             self._run(bound.qkv, x_TD, work),
             bound.qkv.bias_N,
-            norm,
-            self.rotary[kind],
+            bound.norm,
+            self.rotary[bound.layer.kind],
             one.places_T,
             one.slots_T,
             q_THh,
             layer_of(store.layers[index]),
         )
+        self.kernels.turn_and_write(heads)
         return q_THh
 
     @staticmethod
@@ -435,61 +399,45 @@ class GpuDecoder:
         return parts_PTN
 
 
-def knows(parts: DecoderParts) -> bool:
-    """Whether a GPU's kernels have all parts of a decoder."""
-    norms = [parts.norm]
+def bind(parts: DecoderParts, kernels: GpuKernels) -> GpuDecoder | None:
+    """A decoder for these kernels; None: it has a part that they do not know."""
+    bound, norms = list[_Bound](), [parts.norm]
     for layer in parts.layers:
-        if not _is_known(layer, parts.experts):
-            return False
-        own = (layer.attention_norm, layer.mlp_norm, layer.after_attention, layer.after_mlp)
-        norms += [norm for norm in (*own, layer.beside_norm) if isinstance(norm, RMSNorm)]
-    known = all(isinstance(kind.attention, GpuAttention) for kind in parts.kinds)
-    return known and len({norm.eps for norm in norms}) == 1 and parts.head.most_parts == 1
+        own = _bind(layer, parts)
+        if own is None:
+            return None
+        bound.append(own)
+        every = (layer.attention_norm, layer.mlp_norm, layer.beside_norm)
+        norms += filter(None, (*every, own.after_attention, own.after_mlp))
+    known = len({norm.eps for norm in norms}) == 1 and parts.head.most_parts == 1
+    return GpuDecoder(parts, kernels, bound) if known else None
 
 
-def _is_known(layer: Layer, experts: Experts | None) -> bool:
-    """Whether each part of the layer is one that the kernels have."""
-    attention, mlp = layer.attention, layer.mlp
-    if not isinstance(attention, AttentionBlock) or not attention.kernels_know:
-        return False
-    if layer.input is not None or layer.scale is not None:
-        return False
-    if isinstance(layer.after_attention, Scaled) or isinstance(layer.after_mlp, Scaled):
-        return False
-    linears = [attention.qkv, attention.out]
+def _bind(layer: Layer, parts: DecoderParts) -> _Bound | None:
+    block, mlp, norms = layer.attention, layer.mlp, layer.attention.norms
+    attend = parts.kinds[layer.kind].attention
+    if layer.input is not None or layer.scale is not None or not block.kernels_know:
+        return None
+    made: GpuMLP | GpuMixture | None = None
     if isinstance(mlp, GatedMLP):
-        linears += [mlp.gate_up, mlp.down]
-        known = mlp.activate in COMPILED
-    else:
-        known = isinstance(mlp, Mixture) and experts is not None and knows_mixture(mlp, experts)
-    return known and all(isinstance(linear, GpuLinear) for linear in linears)
-
-
-def _block(layer: Layer) -> AttentionBlock:
-    assert isinstance(layer.attention, AttentionBlock), type(layer.attention).__name__
-    return layer.attention
-
-
-def _after(norm: RMSNorm | Scaled | None) -> RMSNorm | None:
-    assert not isinstance(norm, Scaled), norm
-    return norm
-
-
-def _bind(layer: Layer, experts: Experts | None) -> _Bound:
-    attention, mlp = _block(layer), layer.mlp
-    bound: _BoundMLP | GpuMixture
-    if isinstance(mlp, GatedMLP):
-        gate_up, down = as_gpu(mlp.gate_up), as_gpu(mlp.down)
-        bound = _BoundMLP(gate_up=gate_up, down=down, activation=COMPILED[mlp.activate])
-    else:
-        assert isinstance(mlp, Mixture) and experts is not None, type(mlp).__name__
-        bound = bind_mixture(mlp, experts)
-    return _Bound(qkv=as_gpu(attention.qkv), out=as_gpu(attention.out), mlp=bound)
-
-
-def _attention(kind: LayerKind) -> GpuAttention:
-    assert isinstance(kind.attention, GpuAttention), type(kind.attention).__name__
-    return kind.attention
+        made = bind_mlp(mlp)
+    elif isinstance(mlp, Mixture) and parts.experts is not None:
+        made = bind_mixture(mlp, parts.experts)
+    after, after_mlp, qkv, out = layer.after_attention, layer.after_mlp, block.qkv, block.out
+    if made is None or isinstance(after, Scaled) or isinstance(after_mlp, Scaled):
+        return None
+    if not (isinstance(qkv, GpuLinear) and isinstance(out, GpuLinear)):
+        return None
+    if not isinstance(attend, GpuAttention):
+        return None
+    norm = None
+    if norms is not None:
+        weights = norms.query.weight_D, norms.key.weight_D
+        norm = QueryKeyNorm(*weights, norms.query.eps, norms.whole)
+    return _Bound(
+        layer=layer, shape=attend.shape, qkv=qkv, out=out, norm=norm, mlp=made,
+        after_attention=after, after_mlp=after_mlp,
+    )  # fmt: skip
 
 
 def _kept(features: FeatureStore | None, point: int, one: DevicePass) -> Kept | None:

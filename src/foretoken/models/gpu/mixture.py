@@ -16,7 +16,6 @@ from foretoken.kernels.gpu_kernels import (
     ExpertMatrices,
     ExpertPairs,
     GpuKernels,
-    GpuWeights,
 )
 from foretoken.layers.mixture import Mixture
 from foretoken.layers.mlp import GatedMLP
@@ -24,6 +23,28 @@ from foretoken.ops.activation import COMPILED
 from foretoken.ops.linear.base import Linear
 from foretoken.ops.linear.gpu import GpuLinear
 from foretoken.shape.mixtures.experts import Experts
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GpuMLP:
+    """What kernels read of a plain MLP, or of a shared expert."""
+
+    gate_up: GpuLinear
+    down: GpuLinear
+    activation: int
+    """Between them."""
+
+    @property
+    def inner(self) -> int:
+        """Numbers between them."""
+        return self.down.weights.inputs
+
+    def gated(self, kernels: GpuKernels, x_TD: Tensor, room: Tensor) -> Tensor:
+        """What `down` reads, [T, F]."""
+        y_TF = room[: len(x_TD) * self.inner].view(len(x_TD), self.inner)
+        kernels.gate_up(x_TD, self.gate_up.weights, self.gate_up.bias_N, self.activation, y_TF)
+        return y_TF
 
 
 @final
@@ -36,13 +57,12 @@ class GpuMixture:
     """The gate of the shared expert is one more output."""
     gate_up: ExpertMatrices
     down: ExpertMatrices
-    shared: tuple[GpuLinear, GpuLinear, int] | None
-    """Gate over up, down, and the activation between."""
+    shared: GpuMLP | None
 
     @property
     def inner(self) -> int:
         """Numbers between the matrices of a row's experts, or of what they share."""
-        shared = 0 if self.shared is None else self.shared[1].weights.inputs
+        shared = 0 if self.shared is None else self.shared.inner
         return max(self.choice.experts.used * self.down.weights.inputs, shared)
 
     def run(
@@ -77,66 +97,50 @@ class GpuMixture:
         kernels.experts_gate_up(x_TD, self.gate_up, experts, pairs, y_PF)
         kernels.experts_down(y_PF, self.down, experts, pairs, y_STD)
         if self.shared is not None:
-            up, down, activation = self.shared
-            y_TF = between[: rows * down.weights.inputs].view(rows, -1)
-            kernels.gate_up(x_TD, up.weights, up.bias_N, activation, y_TF)
-            down.run(y_TF, y_STD[experts.used :])
+            self.shared.down.run(self.shared.gated(kernels, x_TD, between), y_STD[experts.used :])
         return y_STD, pairs.weights_TS
 
 
-def knows_mixture(mixture: Mixture, experts: Experts) -> bool:
-    """Whether a GPU's kernels have all parts of a mixture."""
-    router, routing, shared = mixture.router, mixture.router.routing, mixture.shared
-    if routing.expert_scales or routing.groups > 1:
-        return False
-    if experts.activation not in EXPERT_ACTIVATIONS:
-        return False
-    linears: list[Linear] = [router.linear]
-    if mixture.shared_gate is not None:
-        linears.append(mixture.shared_gate)
-    if shared is not None:
-        linears += [shared.gate_up, shared.down]
-    ups, downs = ([getattr(one, name) for one in mixture.experts] for name in ("gate_up", "down"))
-    known = all(isinstance(one, GpuLinear) for one in (*linears, *ups, *downs))
-    known = known and (shared is None or shared.activate in COMPILED)
-    return known and all(len({_kind(one.weights) for one in each}) == 1 for each in (ups, downs))
+def bind_mlp(mlp: GatedMLP) -> GpuMLP | None:
+    """The same for kernels; None: they have no such activation or matrix."""
+    activation, gate_up, down = COMPILED.get(mlp.activate), mlp.gate_up, mlp.down
+    if activation is None or not isinstance(gate_up, GpuLinear) or not isinstance(down, GpuLinear):
+        return None
+    return GpuMLP(gate_up, down, activation)
 
 
-def _kind(w: GpuWeights) -> tuple[object, ...]:
-    """What matrices that lie together have in common."""
-    return w.values_NK.shape, w.bits, w.group, w.segment, w.zero_NG is None
-
-
-def bind_mixture(mixture: Mixture, experts: Experts) -> GpuMixture:
-    """The same for kernels; the matrices of experts become parts of one."""
-    router, shared, gate = as_gpu(mixture.router.linear), mixture.shared, mixture.shared_gate
+def bind_mixture(mixture: Mixture, experts: Experts) -> GpuMixture | None:
+    """The same for kernels, the matrices of experts as parts of one; None: they do not have all."""
+    router, routing, gate = mixture.router.linear, mixture.router.routing, mixture.shared_gate
+    shared = None if mixture.shared is None else bind_mlp(mixture.shared)
+    if routing.expert_scales or routing.groups > 1 or experts.activation not in EXPERT_ACTIVATIONS:
+        return None
+    if not isinstance(router, GpuLinear) or (shared is None) != (mixture.shared is None):
+        return None
     choice = ExpertChoice(
         experts, router.weights.values_NK.dtype, router.bias_N, mixture.router.choice_bias_E
     )
     if gate is not None:
-        router = router.over(as_gpu(gate))
-    return GpuMixture(
-        choice=choice,
-        router=router,
-        gate_up=_together([as_gpu(one.gate_up) for one in mixture.experts]),
-        down=_together([as_gpu(one.down) for one in mixture.experts]),
-        shared=None if shared is None else _bind_shared(shared),
-    )
+        if not isinstance(gate, GpuLinear):
+            return None
+        router = router.over(gate)
+    up = _together([one.gate_up for one in mixture.experts])
+    down = _together([one.down for one in mixture.experts])
+    if up is None or down is None:
+        return None
+    return GpuMixture(choice=choice, router=router, gate_up=up, down=down, shared=shared)
 
 
-def _bind_shared(shared: GatedMLP) -> tuple[GpuLinear, GpuLinear, int]:
-    return as_gpu(shared.gate_up), as_gpu(shared.down), COMPILED[shared.activate]
-
-
-def as_gpu(linear: Linear) -> GpuLinear:
-    """The same, of which it is known."""
-    assert isinstance(linear, GpuLinear), type(linear).__name__
-    return linear
-
-
-def _together(linears: Sequence[GpuLinear]) -> ExpertMatrices:
-    """One over the other; each becomes a view of that."""
-    first, outputs = linears[0].weights, linears[0].weights.outputs
+def _together(linears: Sequence[Linear]) -> ExpertMatrices | None:
+    """One over the other; each becomes a view of that. None: they are not alike."""
+    ours = [one for one in linears if isinstance(one, GpuLinear)]
+    kinds = {
+        (w.values_NK.shape, w.bits, w.group, w.segment, w.zero_NG is None)
+        for w in (one.weights for one in ours)
+    }
+    if len(ours) < len(linears) or len(kinds) != 1:
+        return None
+    first, outputs = ours[0].weights, ours[0].weights.outputs
 
     def join(tensors: Iterable[Tensor | None]) -> Tensor | None:
         there = [one for one in tensors if one is not None]
@@ -144,10 +148,10 @@ def _together(linears: Sequence[GpuLinear]) -> ExpertMatrices:
 
     whole = replace(
         first,
-        values_NK=torch.cat([one.weights.values_NK for one in linears]),
-        scale_NG=join(one.weights.scale_NG for one in linears),
-        zero_NG=join(one.weights.zero_NG for one in linears),
+        values_NK=torch.cat([one.weights.values_NK for one in ours]),
+        scale_NG=join(one.weights.scale_NG for one in ours),
+        zero_NG=join(one.weights.zero_NG for one in ours),
     )
-    for number, one in enumerate(linears):
+    for number, one in enumerate(ours):
         one.weights = whole.part(slice(number * outputs, (number + 1) * outputs))
-    return ExpertMatrices(whole, join(one.bias_N for one in linears))
+    return ExpertMatrices(whole, join(one.bias_N for one in ours))

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from foretoken.kernels.gpu_kernels import GpuKernels
+from foretoken.kernels.gpu_kernels import Draw, GpuKernels
 from foretoken.ops.drawing import PLAIN
 
 _ROW: Final = np.dtype(
@@ -65,7 +65,7 @@ def choose(
     if filtered:
         kept_R3 = logits_RV.new_empty(len(logits_RV), 3)
         kernels.keep(logits_RV, how[1], kept_R3)
-    kernels.draw(logits_RV, *how, tokens_R, names_V, kept_R3)
+    kernels.draw(Draw(logits_RV, *how, tokens_R, names_V, kept_R3))
 
 
 @final

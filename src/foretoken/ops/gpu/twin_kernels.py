@@ -15,19 +15,18 @@ from torch import Tensor
 from foretoken.kernels.gpu_kernels import (
     KEY_BLOCK,
     MASS_BITS,
+    AddNorm,
     AttentionCall,
     Drafted,
+    Draw,
     ExpertChoice,
     ExpertMatrices,
     ExpertPairs,
     GpuKernels,
     GpuWeights,
-    Kept,
-    KVLayer,
+    Heads,
     Partials,
-    QueryKeyNorm,
     Recorder,
-    Rotary,
 )
 from foretoken.ops.activation import ACTIVATIONS, COMPILED, clamped_swish, sigmoid
 from foretoken.ops.block_verification import BlockTests, keep_blocks
@@ -65,20 +64,14 @@ class TwinKernels(GpuKernels):
         return 2 * KEY_BLOCK if outputs < 4 * inputs and inputs % (2 * KEY_BLOCK) == 0 else inputs
 
     def linear_splits(self, x_TK: Tensor, w: GpuWeights, parts_PTN: Tensor) -> None:
-        """A product for each segment and tile of rows."""
-        self.launch("linear_splits")
         parts_PTN.copy_(_parts(x_TK, w))
 
     def linear_long(self, x_TK: Tensor, w: GpuWeights, parts_1TN: Tensor) -> None:
-        """The same, added."""
-        self.launch("linear_long")
         parts_1TN.copy_(_sum(_parts(x_TK, w))[None])
 
     def gate_up(
         self, x_TK: Tensor, w: GpuWeights, bias_N: Tensor | None, activation: int, y_TF: Tensor
     ) -> None:
-        """One product, halved."""
-        self.launch("gate_up")
         both_TF = _sum(_parts(x_TK, w), bias_N).to(y_TF.dtype)
         gate_TF, up_TF = both_TF.chunk(2, -1)
         torch.mul(_ACTIVATIONS[activation](gate_TF), up_TF, out=y_TF)
@@ -86,58 +79,36 @@ class TwinKernels(GpuKernels):
     def add_parts(
         self, parts_PTN: Tensor, bias_N: Tensor | None, residual_TN: Tensor | None, y_TN: Tensor
     ) -> None:
-        """Additions."""
-        self.launch("add_parts")
         sum_TN = _sum(parts_PTN, bias_N)
         y_TN.copy_(sum_TN if residual_TN is None else sum_TN + residual_TN.float())
 
     def embed(self, tokens_T: Tensor, table_VD: Tensor, scale: float, stream_TD: Tensor) -> None:
-        """A gather."""
-        self.launch("embed")
         stream_TD.copy_(table_VD.index_select(0, tokens_T))
         if scale != 1.0:
             stream_TD.mul_(scale)
 
-    def add_norm(
-        self,
-        parts_PTD: Tensor | None,
-        bias_D: Tensor | None,
-        stream_TD: Tensor,
-        weight_D: Tensor | None,
-        normed_TD: Tensor,
-        eps: float,
-        *,
-        after_D: Tensor | None = None,
-        kept: Kept | None = None,
-        kept_normed: Kept | None = None,
-        weights_TP: Tensor | None = None,
-    ) -> None:
-        """Additions and norms in float32."""
-        self.launch("add_norm")
+    def add_norm(self, on: AddNorm) -> None:
+        parts_PTD, stream_TD = on.parts_PTD, on.stream_TD
         if parts_PTD is not None:
-            if weights_TP is not None:
-                parts_PTD = parts_PTD * weights_TP.T[..., None]
-            y_TD = _sum(parts_PTD, bias_D)
-            if after_D is not None:
-                y_TD = _norm(y_TD.to(stream_TD.dtype).float(), after_D, eps)
+            if on.weights_TP is not None:
+                parts_PTD = parts_PTD * on.weights_TP.T[..., None]
+            y_TD = _sum(parts_PTD, on.bias_D)
+            if on.after_D is not None:
+                y_TD = _norm(y_TD.to(stream_TD.dtype).float(), on.after_D, on.eps)
                 y_TD = y_TD.to(stream_TD.dtype).float()
             stream_TD.copy_(y_TD + stream_TD.float())
-        if kept is not None:
-            kept.slots_SD.index_copy_(0, kept.slots_T.long(), stream_TD)
-        if weight_D is not None:
-            normed_TD.copy_(_norm(stream_TD.float(), weight_D, eps))
-        if kept_normed is not None:
-            kept_normed.slots_SD.index_copy_(0, kept_normed.slots_T.long(), normed_TD)
+        if on.weight_D is not None:
+            on.normed_TD.copy_(_norm(stream_TD.float(), on.weight_D, on.eps))
+        for kept, rows_TD in ((on.kept, stream_TD), (on.kept_normed, on.normed_TD)):
+            if kept is not None:
+                kept.slots_SD.index_copy_(0, kept.slots_T.long(), rows_TD)
 
     def pair_tile(self, pairs: int, experts: int, bits: int) -> int:
-        """One for all."""
         return _TILE
 
     def choose_experts(
         self, parts_PTX: Tensor, choice: ExpertChoice, live_1: Tensor, pairs: ExpertPairs
     ) -> None:
-        """As the layers do."""
-        self.launch("choose_experts")
         experts = choice.experts
         products_TX, used = _sum(parts_PTX), experts.used
         if choice.bias_E is not None:
@@ -154,8 +125,6 @@ class TwinKernels(GpuKernels):
             pairs.weights_TS[:, used:] = sigmoid(products_TX[:, experts.count :])
 
     def sort_pairs(self, pairs: ExpertPairs, experts: int, read_1: Tensor) -> None:
-        """One stable sort."""
-        self.launch("sort_pairs")
         of_P, order_P = pairs.experts_TU.flatten().sort(stable=True)
         pairs.order_P.copy_(order_P)
         counts = of_P.bincount(minlength=experts)[:experts].cpu().numpy()
@@ -172,8 +141,6 @@ class TwinKernels(GpuKernels):
     def experts_gate_up(
         self, x_TK: Tensor, of: ExpertMatrices, experts: Experts, pairs: ExpertPairs, y_PF: Tensor
     ) -> None:
-        """Block by block."""
-        self.launch("experts_gate_up")
         for pairs_N, own, bias_N in _blocks(of, experts.count, pairs):
             both_NF = _sum(_parts(x_TK[pairs_N // experts.used], own), bias_N).to(y_PF.dtype)
             if experts.activation == "clamped":
@@ -185,25 +152,12 @@ class TwinKernels(GpuKernels):
     def experts_down(
         self, x_PF: Tensor, of: ExpertMatrices, experts: Experts, pairs: ExpertPairs, y_STN: Tensor
     ) -> None:
-        """Block by block."""
-        self.launch("experts_down")
         for pairs_N, own, bias_N in _blocks(of, experts.count, pairs):
             y_N = _sum(_parts(x_PF[pairs_N], own), bias_N)
             y_STN[pairs_N % experts.used, pairs_N // experts.used] = y_N
 
-    def turn_and_write(
-        self,
-        parts_PTA: Tensor,
-        bias_A: Tensor | None,
-        norm: QueryKeyNorm | None,
-        rotary: Rotary,
-        places_T: Tensor,
-        slots_T: Tensor,
-        q_THh: Tensor,
-        layer: KVLayer,
-    ) -> None:
-        """Norms, rotation and one write."""
-        self.launch("turn_and_write")
+    def turn_and_write(self, on: Heads) -> None:
+        parts_PTA, bias_A, norm, rotary, places_T, slots_T, q_THh, layer = on
         rows, heads, size = q_THh.shape
         both = layer.numbers_SLh.shape[1]
         x_TXh = _sum(parts_PTA, bias_A).to(q_THh.dtype).view(rows, heads + both, size)
@@ -234,28 +188,14 @@ class TwinKernels(GpuKernels):
         layer.numbers_SLh.index_copy_(0, slots, stored)
 
     def attend(self, on: AttentionCall) -> None:
-        """All units at once, block by block; branches one after the other."""
-        self.launch("attend")
-        q_THh, step = on.q_THh, on.step
-        units_U = step.units_U[step.units_U[:, 1] > 0].long()
-        if not len(units_U):
-            return
-        work = _Units(on, units_U, self)
-        first_N, rows_N = units_U[:, 5] * self.split, units_U[:, 8]
-        for at in range(0, self.split, KEY_BLOCK):
-            places_UN = first_N[:, None] + at + torch.arange(KEY_BLOCK, device=q_THh.device)
-            shared_U = units_U[:, 2] // KEY_BLOCK * KEY_BLOCK
-            shared_U = torch.where(rows_N > 0, shared_U, units_U[:, 3])
-            work.block(places_UN, places_UN, places_UN[:, :1] < shared_U[:, None], None)
-        for run in range(int(rows_N.max()) if step.trees else 0):
+        units_U = on.step.units_U[on.step.units_U[:, 1] > 0].long()
+        if len(units_U):
+            work = _Units(on, units_U, self)
             for at in range(0, self.split, KEY_BLOCK):
-                places_UN = first_N[:, None] + at + torch.arange(KEY_BLOCK, device=q_THh.device)
-                work.branch(places_UN, run)
-        work.finish(on.partials if step.splits else None, on.sinks_H, on.out_TD)
+                work.block(at)
+            work.finish(on.partials if on.step.splits else None, on.sinks_H, on.out_TD)
 
     def combine(self, on: AttentionCall) -> None:
-        """A split of all rows at a time."""
-        self.launch("combine")
         _, _, shape, step, partials, out_TD, sinks_H = on
         heads, size = partials.sums_XHh.shape[1:]
         places_T, bases_T = step.places_T.long(), step.bases_T.long()
@@ -279,13 +219,9 @@ class TwinKernels(GpuKernels):
         out_TD.copy_(_divided(sums, mass, top, sinks_H).flatten(1))
 
     def take_rows(self, x_TD: Tensor, rows_R: Tensor, y_RD: Tensor) -> None:
-        """A gather."""
-        self.launch("take_rows")
         y_RD.copy_(x_TD.index_select(0, rows_R))
 
     def keep(self, logits_RV: Tensor, how_R4: Tensor, kept_R3: Tensor) -> None:
-        """All rows sorted."""
-        self.launch("keep")
         heat, min_p, top_p, top_k = how_R4.unsqueeze(-1).unbind(1)
         x_RV = _scaled(logits_RV, heat).sort(dim=-1, descending=True).values
         best_R1 = x_RV[:, :1]
@@ -305,17 +241,8 @@ class TwinKernels(GpuKernels):
         mass_R1 = weight_RV.masked_fill(x_RV < least_R1, 0).sum(-1, keepdim=True)
         torch.cat((best_R1, mass_R1.float() * 0.5**MASS_BITS, least_R1), 1, out=kept_R3)
 
-    def draw(
-        self,
-        logits_RV: Tensor,
-        keys_R2: Tensor,
-        how_R4: Tensor,
-        tokens_R: Tensor,
-        names_V: Tensor | None = None,
-        kept_R3: Tensor | None = None,
-    ) -> None:
-        """The noise of `ops.noise`."""
-        self.launch("draw")
+    def draw(self, on: Draw) -> None:
+        logits_RV, keys_R2, how_R4, tokens_R, names_V, kept_R3 = on
         rows, count = logits_RV.shape
         noise = KeyedNoise(count, logits_RV.device, rows * count)
         ids = torch.arange(count, device=logits_RV.device) if names_V is None else names_V
@@ -329,8 +256,6 @@ class TwinKernels(GpuKernels):
         tokens_R.copy_(best_R if names_V is None else names_V[best_R])
 
     def accept(self, drafted: Drafted, found_S2: Tensor, *, block: bool) -> None:
-        """The operations of the rules, chain by chain."""
-        self.launch("accept")
         kept_P3 = torch.empty_like(drafted.how_P4[:, :3])
         self.keep(drafted.logits_PV, drafted.how_P4, kept_P3)
         x_PV = _scaled(drafted.logits_PV, drafted.how_P4[:, :1])
@@ -358,13 +283,9 @@ class TwinKernels(GpuKernels):
             found[0], found[1] = kept, draw(x_1V, drafted.keys_P2[last], noise)[0]
 
     def cap(self, logits_RV: Tensor, softcap: float) -> None:
-        """In place."""
-        self.launch("cap")
         logits_RV.div_(softcap).tanh_().mul_(softcap)
 
     def chance(self, logits_RV: Tensor, chance_R: Tensor) -> None:
-        """Of the best id."""
-        self.launch("chance")
         chance_R.copy_((logits_RV.amax(-1) - logits_RV.logsumexp(-1)).exp())
 
 
@@ -381,13 +302,15 @@ def _recorded(function: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
-def compute(function: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+def compute(function: Callable[..., None], of: TwinKernels, *args: Any, **kwargs: Any) -> None:
     """Do what a kernel does; whatever PyTorch is asked in here is the kernel's affair."""
-    function(*args, **kwargs)
+    if function.__name__ in _KERNELS:
+        of.launch(function.__name__)
+    function(of, *args, **kwargs)
 
 
-_OTHERS = {"recorder", "segment_of", "pair_tile"}
-for _name in GpuKernels.__abstractmethods__ - _OTHERS | {"gather", "exchange"}:
+_KERNELS = GpuKernels.__abstractmethods__ - {"recorder", "segment_of", "pair_tile"}
+for _name in _KERNELS | {"gather", "exchange"}:
     setattr(TwinKernels, _name, _recorded(getattr(TwinKernels, _name)))
 
 
@@ -418,16 +341,21 @@ class _Units:
     """Attention of U units over the keys seen so far; M rows times G queries each, padded."""
 
     def __init__(self, on: AttentionCall, units_U: Tensor, kernels: GpuKernels) -> None:
-        q_THh, layer, shape, step, *_ = on
-        tile, self._split = kernels.tile, kernels.split
-        self._layer, self._shape, self._step, self._units = layer, shape, step, units_U
-        self._dtype = q_THh.dtype
+        q_THh, self._layer, shape, step, *_ = on
+        tile, self._split, self._dtype = kernels.tile, kernels.split, q_THh.dtype
+        self._shape, self._step = shape, step
         heads, kv = shape.num_heads, shape.num_kv_heads
         group = heads // kv
+        # Each branch of a tree has a unit of its own, over its logical places.
+        branches_U = units_U[:, 8].clamp(min=1)
+        units = self._units = units_U.repeat_interleave(branches_U, 0)
+        firsts_U = (branches_U.cumsum(0) - branches_U).repeat_interleave(branches_U)
+        run_U = units[:, 7] + torch.arange(len(units), device=units.device) - firsts_U
+        self._run_U1 = torch.where(units[:, 8] > 0, run_U, -1)[:, None]
         at_M = torch.arange(tile // group, device=q_THh.device)
-        self._there_UM = at_M < units_U[:, 1:2]
-        rows_UM = torch.where(self._there_UM, units_U[:, :1] + at_M, 0)
-        self._rows_UM = rows_UM
+        rows_UM = self._rows_UM = torch.where(at_M < units[:, 1:2], units[:, :1] + at_M, 0)
+        own_UM = (self._run_U1 < 0) | (step.runs_T[rows_UM] == self._run_U1)
+        self._there_UM = (at_M < units[:, 1:2]) & own_UM
         lasts_T = step.places_T if step.lasts_T is None else step.lasts_T
         self._place_UM, self._last_UM = (
             torch.where(self._there_UM, places_T.long()[rows_UM], -1)
@@ -447,28 +375,22 @@ class _Units:
         self._mass_ULM = torch.zeros_like(self._top_ULM)
         self._sums_ULMh = torch.zeros_like(padded)
 
-    def branch(self, places_UN: Tensor, run: int) -> None:
-        """One block of each unit's branch number `run`."""
-        units = self._units
-        start_U1, first_U1 = units[:, 2:3], units[:, 7:8]
-        tails_XJ = self._step.tails_XJ.long()
-        number_U1 = (first_U1 + run).clamp(max=len(tails_XJ) - 1)
-        inside_UN = places_UN - start_U1
-        behind_UN = tails_XJ[number_U1, inside_UN.clamp(0, tails_XJ.shape[1] - 1)]
-        stored_UN = torch.where(inside_UN >= 0, start_U1 + behind_UN, places_UN)
-        shared_U1 = start_U1 // KEY_BLOCK * KEY_BLOCK
-        here_U1 = (places_UN[:, :1] >= shared_U1) & (run < units[:, 8:9])
-        self.block(places_UN, stored_UN, here_U1, number_U1)
-
-    def block(
-        self, places_UN: Tensor, stored_UN: Tensor, here_U1: Tensor, run_U1: Tensor | None
-    ) -> None:
-        """One block of keys, at these places of units that are `here`, for rows of that branch."""
+    def block(self, at: int) -> None:
+        """The block of keys that begins so far behind the beginning of each unit's split."""
         shape, units = self._shape, self._units
-        size = shape.page_size
-        there_UN = (places_UN < units[:, 3:4]) & here_U1
+        size, start_U1, tails_XJ = shape.page_size, units[:, 2:3], self._step.tails_XJ.long()
+        block_N = at + torch.arange(KEY_BLOCK, device=units.device)
+        places_UN = units[:, 5:6] * self._split + block_N
+        there_UN = places_UN < units[:, 3:4]
         if not there_UN.any():
             return
+        stored_UN = places_UN
+        if self._step.trees:
+            inside_UN = places_UN - start_U1
+            depth = inside_UN.clamp(0, tails_XJ.shape[1] - 1)
+            behind_UN = (self._run_U1 >= 0) & (inside_UN >= 0)
+            tail_UN = start_U1 + tails_XJ[self._run_U1.clamp(min=0), depth]
+            stored_UN = torch.where(behind_UN, tail_UN, places_UN)
         stored_UN = torch.where(there_UN, stored_UN, 0)
         page_UN = self._step.pages_P.long()[units[:, 4:5] + stored_UN // size]
         slot_UN = page_UN * size + stored_UN % size
@@ -486,8 +408,6 @@ class _Units:
         seen_UMN = there_UN[:, None] & (places_UN[:, None] <= self._last_UM[..., None])
         if shape.window:
             seen_UMN &= places_UN[:, None] > self._place_UM[..., None] - shape.window
-        if run_U1 is not None:
-            seen_UMN &= (self._step.runs_T[self._rows_UM] == run_U1)[..., None]
         seen = seen_UMN.repeat_interleave(self._group, 1)
         missing = s.shape[2] - seen.shape[1]
         seen = torch.nn.functional.pad(seen, (0, 0, 0, missing))
