@@ -4,6 +4,7 @@ another class of matrix instruction (another order of sums), registers or shared
 no room for a second program, narrow loads."""
 
 import functools
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -49,6 +50,11 @@ REGISTERS: Final = 1 << 16
 Call = Callable[[GpuKernels], None]
 BF16, HALF, INT = torch.bfloat16, torch.float16, torch.int32
 INPUTS, OUTPUTS = 4096, 4096
+WEIGHED: Final = {"matrix.linear", "matrix.gate_up"}
+DENSE: Final = WEIGHED | {
+    "rows.turn_and_write", "rows.add_norm", "attention.attend", "attention.combine"
+}  # fmt: skip
+"""Kernels of a dense layer's nine launches."""
 
 
 def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
@@ -310,11 +316,34 @@ def test_rows_compile_and_spill_nothing(name: str) -> None:
         assert made.spills == 0 and made.registers <= 128 and not made.matrix_classes
 
 
+@each_capability
+@pytest.mark.parametrize("name", [*(MATRICES | ROWS)])
+def test_a_launch_waits_before_it_reads_or_writes(name: str, capability: int) -> None:
+    """From 9.0 on those of a dense layer begin before the launch before them has ended; of what
+    that writes nothing is touched until then. Weights may be fetched."""
+    for launch in _compiler[capability].launches((MATRICES | ROWS)[name]):
+        function = launch.kernel.fn
+        kernel = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+        overlaps = kernel in DENSE and capability >= 90
+        assert launch.options.get("launch_pdl", False) is overlaps
+        if kernel not in DENSE:
+            continue
+        made = compiled(name, capability) if name in MATRICES else _compiler[capability](launch)
+        before, wait, after = made.ptx.partition("griddepcontrol.wait")
+        assert (wait != "") == overlaps and "griddepcontrol" not in before
+        if overlaps:
+            assert not re.search(r"(ld|st|red|atom)\.global|cp\.async", before)
+            assert "griddepcontrol.launch_dependents" in after
+            assert ("prefetch.global.L2" in before) == (kernel in WEIGHED)
+
+
 def test_nothing_is_fused() -> None:
     """Multiplication and addition round apart, in every version of Triton."""
     asked: list[dict[str, object]] = []
 
     class Kernel:
+        arg_names = ("x",)
+
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
             return lambda *arguments, **options: asked.append(options)
 

@@ -131,6 +131,7 @@ class Compiled:
     """Bytes of shared memory of a program."""
     instructions: Counter[str]
     """By name without what follows its first dot, and wide loads by name and width."""
+    ptx: str
 
     @property
     def spills(self) -> int:
@@ -173,15 +174,8 @@ class Compiler:
         module = importlib.import_module("foretoken.kernels.triton.launches")
         made: list[Launch] = []
 
-        def record(
-            name: str, kernel: Any, grid: Any, *arguments: Any, warps: int = 4, stages: int = 1,
-            **constants: Any,
-        ) -> None:  # fmt: skip
-            options = {"num_warps": warps, "num_stages": stages}
-            made.append(Launch(kernel, arguments, constants, options))
-
         kernels = module.TritonKernels(divmod(self.capability, 10))
-        kernels._run = record
+        kernels._start = lambda kernel, grid, *more: made.append(Launch(kernel, *more))
         call(kernels)
         return made
 
@@ -207,8 +201,7 @@ class Compiler:
             attrs={place[name]: [["tt.divisibility", 16]] for name in wide},
         )
         target = backends.GPUTarget("cuda", self.capability, 32)
-        options = {"enable_fp_fusion": False, **launch.options}
-        made = compiler.compile(source, target=target, options=options)
+        made = compiler.compile(source, target=target, options=launch.options)
         file = self._folder / "kernel.cubin"
         file.write_bytes(made.asm["cubin"])
         use = self._ask("cuobjdump", "--dump-resource-usage", file)
@@ -216,7 +209,7 @@ class Compiler:
         assert found is not None, use
         code = self._ask("nvdisasm", "-c", file)
         threads = 32 * launch.options["num_warps"]
-        return Compiled(int(found[1]), threads, made.metadata.shared, _count(code))
+        return Compiled(int(found[1]), threads, made.metadata.shared, _count(code), made.asm["ptx"])
 
     def _ask(self, tool: str, option: str, file: Path) -> str:
         asked = [str(self._tools / tool), option, str(file)]

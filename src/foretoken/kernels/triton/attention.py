@@ -10,6 +10,8 @@ the keys, where a reduction would go by how a tile is spread over warps.
 import triton
 import triton.language as tl
 
+from foretoken.kernels.triton.matrix import follow
+
 
 @triton.jit(do_not_specialize=["tails_stride"])
 def attend(
@@ -19,9 +21,10 @@ def attend(
     HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, TREES: tl.constexpr, SPLITS: tl.constexpr,
-    BY_KEY: tl.constexpr, INTS: tl.constexpr,
+    BY_KEY: tl.constexpr, INTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (unit, key head): a tile of rows over a split; WIDTH, a power of two, holds SIZE."""
+    follow(PDL)
     unit = units + tl.program_id(0) * INTS
     head = tl.program_id(1)
     first = tl.load(unit)
@@ -158,9 +161,10 @@ def _with_sink(total, mass, top, sink):
 def combine(
     sums, top_mass, sinks, places, lasts, bases, out, out_stride,
     HEADS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr,
-    WINDOW: tl.constexpr, AT_ONCE: tl.constexpr,
+    WINDOW: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (row, query head): its results of splits, AT_ONCE by AT_ONCE, in order."""
+    follow(PDL)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     d = tl.arange(0, WIDTH)

@@ -116,6 +116,8 @@ class TritonKernels(GpuKernels):
         self._capability = capability
         # Else the interpreter runs them.
         self.on_gpu = isinstance(triton_matrix.linear, triton.JITFunction)
+        can_follow = hasattr(tl.extra.cuda, "gdc_wait")  # Since Triton 3.4.
+        self._overlaps = self.on_gpu and can_follow and capability >= (9, 0)
 
     def _run(
         self,
@@ -127,9 +129,19 @@ class TritonKernels(GpuKernels):
         stages: int = 1,
         **constants: Any,
     ) -> None:
-        """Launch without fused multiplication and addition, which Triton's versions differ on."""
+        """Launch without fused multiplication and addition, which Triton's versions differ on; a
+        kernel that waits by itself (PDL) begins while the one before ends."""
         self.launch(name)
         options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
+        if "PDL" in kernel.arg_names:
+            constants["PDL"] = self._overlaps
+            options |= {"launch_pdl": True} if self._overlaps else {}
+        self._start(kernel, grid, arguments, constants, options)
+
+    @staticmethod
+    def _start(
+        kernel: Any, grid: tuple[int, ...], arguments: Any, constants: Any, options: Any
+    ) -> None:
         kernel[grid](*arguments, **constants, **options)
 
     def recorder(self) -> Recorder | None:

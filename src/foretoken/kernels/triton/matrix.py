@@ -13,11 +13,26 @@ import triton
 import triton.language as tl
 
 
+@triton.jit
+def follow(PDL: tl.constexpr, weights=None):
+    """Wait for what launches before this one have written, and let the next one begin, where
+    launches overlap (PDL). Weights are written by none: some of them are fetched meanwhile."""
+    if PDL:
+        if weights is not None:
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [weights.to(tl.int64)],
+                dtype=tl.int32, is_pure=False, pack=1,
+            )  # fmt: skip
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
 @triton.jit(do_not_specialize=["rows"])
 def linear(
     x, values, scale, zero, parts, rows, outputs, inputs, segment, x_stride,
     BITS: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr, WHOLE: tl.constexpr,
     TAIL: tl.constexpr, TILE_N: tl.constexpr, TILE_T: tl.constexpr, STEP: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (outputs, rows, segment), or, of the WHOLE, all segments: parts [P, T, N].
 
@@ -30,6 +45,7 @@ def linear(
     row_there = (t < rows)[None, :]
     # Outputs beyond the last are computed as the last, and not kept.
     w = tl.minimum(n, outputs - 1).to(tl.int64)
+    follow(PDL, values + (w * inputs + part * segment) // (2 if BITS == 4 else 1))
     if WHOLE:
         total = tl.zeros((TILE_N, TILE_T), tl.float32)
         for start in range(0, inputs, segment):
@@ -55,6 +71,7 @@ def gate_up(
     x, values, scale, zero, bias, y, rows, width, inputs, segment, x_stride, y_stride,
     ACTIVATION: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr,
     TAIL: tl.constexpr, TILE_N: tl.constexpr, TILE_T: tl.constexpr, STEP: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (outputs, rows): act(gate) * up, of `width` gates and then as many ups."""
     n = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
@@ -62,6 +79,7 @@ def gate_up(
     x_rows = x + t.to(tl.int64)[None, :] * x_stride
     row_there = (t < rows)[None, :]
     w = tl.minimum(n, width - 1).to(tl.int64)
+    follow(PDL, values + w * inputs // (2 if BITS == 4 else 1))
     gate = tl.zeros((TILE_N, TILE_T), tl.float32)
     up = tl.zeros((TILE_N, TILE_T), tl.float32)
     for start in range(0, inputs, segment):

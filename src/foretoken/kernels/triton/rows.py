@@ -7,6 +7,8 @@ program's, or a head of it is, so its sums are made in one order, that of its wi
 import triton
 import triton.language as tl
 
+from foretoken.kernels.triton.matrix import follow
+
 
 @triton.jit
 def embed(
@@ -65,9 +67,10 @@ def add_norm(
     parts, weights, bias, stream, after, weight, normed, kept, kept_slots, kept_normed,
     kept_normed_slots, rows, width, stream_stride, normed_stride, kept_stride, kept_normed_stride,
     eps,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program row: its parts, or their norm, onto the stream; then the norm of that."""
+    follow(PDL)
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
     there = d < width
@@ -98,12 +101,14 @@ def turn_and_write(
     rows, width, q_stride, slot_stride, head_stride, scale_stride, head_scale_stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, TURNED: tl.constexpr,
     BLOCK: tl.constexpr, WHOLE: tl.constexpr, ALL: tl.constexpr, PARTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (row, head of queries, keys or values).
 
     TURNED: of a head's SIZE numbers the first that are turned. WHOLE: norms reach over ALL numbers
     of the queries, or of the keys, at most.
     """
+    follow(PDL)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     is_query = head < HEADS
