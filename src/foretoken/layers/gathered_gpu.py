@@ -27,7 +27,7 @@ class SegmentsLinear(GpuLinear):
         """
         weights, size = whole.weights, group.size
         count = weights.segments
-        shares = [1 << power for power in range(count.bit_length()) if count % (1 << power) == 0]
+        shares = [ranks for ranks in range(1, count + 1) if count % ranks == 0]
         shape = f"{weights.outputs} x {weights.inputs}"
         allowed = f"one of {shares}, for a matrix of {shape} has {count} segments on a GPU"
         require("tensor_parallel_size", size, size in shares, allowed)

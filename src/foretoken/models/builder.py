@@ -315,7 +315,11 @@ class Builder:
             copies_of(heads.total_keys, size),
         )
         if isinstance(made, SegmentsLinear):
-            allowed = "a number that cuts heads where it cuts the segments of what reads them"
+            allowed = (
+                f"a number that cuts {heads.total_keys} key heads, of {heads.queries} x "
+                f"{heads.size} inputs each, where it cuts {made.segments} segments of "
+                f"{made.weights.segment} on a GPU"
+            )
             cuts_alike = made.own_inputs == heads.rows(heads.size)
             require("tensor_parallel_size", size, cuts_alike, allowed)
         return made

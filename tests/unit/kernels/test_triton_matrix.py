@@ -2,6 +2,7 @@
 outputs or inputs lost, halves of a group exchanged, a scale or zero point of another group, a sum
 that depends on the number of rows or on who adds its segments."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,8 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foretoken.errors import ConfigError
 from foretoken.kernels.gpu_kernels import GpuKernels, GpuWeights
+from foretoken.layers.gathered_gpu import SegmentsLinear
 from foretoken.ops.gpu.twin_kernels import TwinKernels
+from foretoken.ops.linear.gpu import WholeLinear, pack_for_gpu
 from tests.unit.kernels.triton_harness import DEVICE, normal, runs, tensor_cores, triton_kernels
 
 pytestmark = [runs, pytest.mark.usefixtures("tensor_cores")]
@@ -114,13 +118,32 @@ def test_gate_and_up(kind: str, activation: int) -> None:
 
 
 def test_segments_belong_to_the_shape() -> None:
-    """Enough programs for few rows, and never by the number of rows; whole groups each; four where
-    several GPUs share a matrix, of one length if that can be."""
+    """Enough programs for few rows, and never by the number of rows; whole groups each; four or
+    eight where several GPUs share a matrix, of one length if that can be."""
     kernels = triton_kernels()
     for outputs, inputs, segments in (
         (6144, 4096, 4), (4096, 4096, 4), (28672, 4096, 1), (4096, 14336, 4), (128256, 4096, 1),
-        (2048, 2048, 8), (64, 300, 1), (3584, 3584, 4), (8192, 8192, 4), (1536, 8960, 14),
+        (2048, 2048, 8), (64, 300, 1), (3584, 3584, 4), (8192, 8192, 8), (1536, 8960, 14),
+        (8192, 28672, 8), (5120, 25600, 8), (8192, 29568, 8),
     ):  # fmt: skip
         segment = kernels.segment_of(outputs, inputs, 4)
         assert -(-inputs // segment) == segments, (outputs, inputs, segment)
         assert segments == 1 or segment % 128 == 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_cards_share_a_model_of_70b(ranks: int) -> None:
+    """Key heads and the inputs of the inner width: all of them, in whole segments, in order."""
+    kernels = triton_kernels()
+    for inputs, whole in ((64 * 128, 8 * 128), (28672, 128)):
+        values_NK = torch.empty(8192, inputs, dtype=torch.bfloat16, device="meta")
+        linear = WholeLinear(kernels, pack_for_gpu(kernels, values_NK))
+        groups: list[Any] = [SimpleNamespace(rank=rank, size=ranks) for rank in range(ranks)]
+        shares = [SegmentsLinear(linear, group) for group in groups]
+        each = inputs // ranks
+        assert [one.own_inputs for one in shares] == [
+            range(rank * each, (rank + 1) * each) for rank in range(ranks)
+        ]
+        assert {one.segments for one in shares} == {8} and each % whole == 0
+    with pytest.raises(ConfigError, match=r"one of \[1, 2, 4, 8\], .* 8192 x 28672 has 8 segments"):
+        SegmentsLinear(linear, SimpleNamespace(rank=0, size=16))  # type: ignore[arg-type]

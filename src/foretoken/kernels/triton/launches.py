@@ -42,7 +42,9 @@ _PROGRAMS: Final = 240
 """Programs of a product of few rows that fill a large GPU."""
 _LEAST_SEGMENT: Final = 256
 _SHARED_INPUTS: Final = 8192
-"""Matrices of so many inputs have four segments, which four GPUs can share."""
+"""Matrices of so many inputs have four segments, which four GPUs can share, or eight."""
+_OF_EIGHT: Final = 4096
+"""Those of more outputs have eight: models so wide may be too large for four."""
 _SPAN: Final = 8192
 """Ids of a row of logits that a program reads."""
 _COMBINED: Final = 16
@@ -154,7 +156,7 @@ class TritonKernels(GpuKernels):
         count = _SEGMENTS.get((outputs, inputs, bits, self._capability))
         if count is None:
             count, programs = 1, triton.cdiv(outputs, 64)
-            least = 4 if inputs >= _SHARED_INPUTS else 1
+            least = 1 if inputs < _SHARED_INPUTS else 8 if outputs > _OF_EIGHT else 4
             while inputs >= 2 * count * _LEAST_SEGMENT and (
                 programs * count < _PROGRAMS or count < least
             ):
