@@ -40,7 +40,7 @@ from foretoken.models.tensors import StepDraws
 from foretoken.ops.attention import Geometry, SpanWindow
 from foretoken.ops.attention.gpu import GpuAttention
 from foretoken.ops.drawing import Drawing, pack_rows
-from foretoken.ops.linear.gpu import GpuLinear, pack_for_gpu
+from foretoken.ops.linear.gpu import WholeLinear, pack_for_gpu
 from foretoken.runtime import runner as runner_module
 from foretoken.shape import ModelShape
 from tests.drafters import ReplayProposer
@@ -239,10 +239,12 @@ def steps(check: Check) -> None:
                 continue
             place = min(place, shape.max_position_embeddings - 8)
             layouts, ids = rows_at(batch, rows, place, runner.page_size)
-            draws = pack_rows(range(batch * rows), Drawing.of(0.8, None))
-
+            draws = StepDraws(pack_rows(range(batch * rows), Drawing.of(0.8, None)))
             on = (layouts, ids, range(batch * rows), runner.store, None, draws)
-            step = partial(runner.model.step, *on)
+
+            def step(on: tuple[Any, ...] = on) -> None:
+                runner.model.step(*on).arrived()
+
             with torch.inference_mode():
                 check.kernels.launched.clear()
                 step()  # It is launched twice: to compile it and to record it.
@@ -370,16 +372,16 @@ def _matrices(model: str) -> dict[str, tuple[int, int]]:
             "down": (hidden, inner), "head": (shape["vocab_size"], hidden)}  # fmt: skip
 
 
-def _linear(check: Check, outputs: int, inputs: int, segments: int = 0) -> GpuLinear | None:
+def _linear(check: Check, outputs: int, inputs: int, segments: int = 0) -> WholeLinear | None:
     """Random weights in so many segments; 0: as the table or the formula says; None: it cannot be
     cut so."""
     weights_NK = check.randn(outputs, inputs)
     if not segments:
-        return GpuLinear(check.kernels, pack_for_gpu(check.kernels, weights_NK))
+        return WholeLinear(check.kernels, pack_for_gpu(check.kernels, weights_NK))
     if inputs % (128 * segments):
         return None
     weights = GpuWeights(values_NK=weights_NK, segment=inputs // segments, inputs=inputs)
-    return GpuLinear(check.kernels, weights)
+    return WholeLinear(check.kernels, weights)
 
 
 def _geometry(check: Check, model: str) -> Geometry:
