@@ -16,7 +16,7 @@ from foretoken import SamplingParams
 from foretoken.models.gpu.captured import CapturedSteps
 from foretoken.models.tensors import SpanLayout
 from foretoken.ops.gpu.twin_kernels import TwinKernels
-from foretoken.runtime.ahead import StepAhead
+from foretoken.runtime.ahead import ChainAhead, StepAhead
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.scheduling.scheduler import Scheduler
 from foretoken.v1.metrics.reader import Histogram
@@ -36,7 +36,7 @@ from tests.e2e.lossless import (
     with_model,
 )
 from tests.gpu_twins import asked, twins
-from tests.marks import slow, slow_but
+from tests.marks import slow_but
 
 COUNT, TOKENS = 6, 14
 NAMES = ("greedy", "seeded", "filters", "greedy penalties")
@@ -82,7 +82,8 @@ def test_drafts_change_nothing(
     assert kernels.launched["attend"] > 0
 
 
-CHAINS = ["draft auto", "eagle3", "dspark", *map(slow, ("peagle", "anchored", "dflash"))]
+CHAINS_OF_ALL = ("draft auto", "eagle3", "dspark", "peagle", "anchored", "dflash")
+CHAINS = slow_but([*CHAINS_OF_ALL], *CHAINS_OF_ALL[:3])
 
 
 @pytest.mark.parametrize("method", CHAINS)
@@ -147,12 +148,34 @@ def test_a_chain_waits_once(method: str, model: Path, folders: dict[str, Path]) 
         open_exact(model, _config(method, folders), max_num_seqs=4) as llm,
     ):
         patch.setattr(CapturedSteps, name, counted_chain)
+        patch.setattr(ChainAhead, "launched", lambda *_: None)
         run(llm, "greedy")
     copies = 3 if method in ("peagle", "anchored") else 2
     least = Counter({"copy_": copies, "read by the host": 1})
     assert all(counts["read by the host"] == 1 for counts in found)
     # Some were recorded in that call, which makes memory.
     assert least in found and all(least <= counts for counts in found)
+
+
+@pytest.mark.parametrize("believed", [True, False])
+@pytest.mark.parametrize("method", slow_but([*CHAINS_OF_ALL], "draft auto"))
+def test_drafts_are_verified_before_they_are_read(
+    method: str,
+    believed: bool,
+    model: Path,
+    folders: dict[str, Path],
+    plain: dict[str, list[Result]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where they are not what was thought, the step runs once more, and soon none is begun so."""
+    if not believed:
+        monkeypatch.setattr(ChainAhead, "read", lambda *_: None)
+    with open_exact(model, _config(method, folders), max_num_seqs=4) as llm:
+        for name in NAMES:
+            assert run(llm, name) == plain[name], name
+        chains, steps = llm._engine.parts.ahead.chains, counted(llm, ":engine_steps")
+        assert (chains._right, chains._wrong) == (0, 5) or (believed and not chains._wrong)
+        assert chains._right > steps / 4 or not believed
 
 
 ENDS = {"temperature": 1.0, "seed": 11, "stop_token_ids": list(range(0, VOCAB, 9))}

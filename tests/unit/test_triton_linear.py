@@ -18,7 +18,16 @@ from foretoken.backend import LinearSpec, TritonIntegers
 from foretoken.ops.linear import Linear
 from foretoken.quant import IntWeights, Scheme, round_weights
 from foretoken.quant.triton_layer import TritonLinear
-from tests.unit.kernels.triton_harness import DEVICE, GPU, HAS_TRITON, compiles, normal, runs
+from tests.unit.kernels.triton_harness import (
+    DEVICE,
+    HAS_TRITON,
+    compiles,
+    normal,
+    runs,
+    tensor_cores,
+)
+
+__all__ = ["tensor_cores"]
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="the triton package is not installed")
 INT8 = Scheme(name="int8", bits=8, group=0)
@@ -45,20 +54,6 @@ def assert_rounds_like_float32(found: Tensor, wanted: Tensor, size: Tensor) -> N
     assert ((found.double() - wanted).abs() <= 2e-6 * size + 1e-12).all()
 
 
-@pytest.fixture
-def ordered_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter multiplies with numpy, whose BLAS may give a row of a tile other bits at
-    another place of it, as tensor cores do not: here every place is added up alike."""
-    if GPU:
-        return
-    import numpy as np
-
-    def matmul(a: Any, b: Any, dtype: Any) -> Any:
-        return (a.astype(dtype)[:, :, None] * b.astype(dtype)[None]).sum(1)
-
-    monkeypatch.setattr(np, "matmul", matmul)
-
-
 @runs
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -79,7 +74,7 @@ def test_it_is_the_reference_up_to_float32_rounding(scheme: Scheme, dtype: torch
 @runs
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.usefixtures("ordered_products")
+@pytest.mark.usefixtures("tensor_cores")
 def test_a_rows_bits_are_its_own(scheme: Scheme, dtype: torch.dtype) -> None:
     inputs = 256 if scheme.group else 205
     linear = TritonLinear(round_weights(normal(0, 40, inputs), scheme), dtype=dtype)

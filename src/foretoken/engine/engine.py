@@ -201,14 +201,16 @@ class Engine:
                     if parts.shared is not None:
                         parts.shared.resting = planned.plan.resting
                     context = Context(planned.spans, planned.plan)
-                    batch = planned.with_draft(parts.proposer.propose(context))
+                    with parts.ahead.chains.expecting(planned):
+                        batch = planned.with_draft(parts.proposer.propose(context))
                     drafted = time.perf_counter()
                     if arrive is not None and batch.num_drafts:
                         arrive()
                         planned = batch = parts.scheduler.join(batch)
                     joined = time.perf_counter()
                     draws = draws_of(parts.verifier, batch) if parts.runner.draws else None
-                    begun = BegunStep(batch, parts.runner.run(batch, draws))
+                    early = parts.ahead.chains.take(batch, draws)
+                    begun = BegunStep(batch, early or parts.runner.run(batch, draws))
                 parts.ahead.begin(begun)
                 batch, computed = begun.arrived()
                 verification, broken = verify_apart(parts.verifier, batch, computed)

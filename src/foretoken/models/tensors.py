@@ -5,8 +5,9 @@ P pages of the longest span, K drafts of all spans together.
 """
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -91,6 +92,21 @@ class RolledOut:
     """The sequences that the plan's rule did not end; None: it has no rule."""
 
 
+class ChainWatch(Protocol):
+    """Goes on while a device drafts chains."""
+
+    def launched(self, tokens_KB: Tensor) -> None:
+        """Chains of B sequences were launched: int32 tokens that are there for all that is launched
+        from now on, and are not read yet."""
+
+    def read(self, ids: list[list[int]]) -> None:
+        """They are these."""
+
+
+CHAIN_WATCH: Final[ContextVar[ChainWatch | None]] = ContextVar("CHAIN_WATCH", default=None)
+"""Who is told of chains that are launched in this context."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInput:
     """One forward: ragged spans laid end to end."""
@@ -114,6 +130,9 @@ class StepDraws(NamedTuple):
     follows: bool = False
     """Whether the step's token ids are rows of the step before: the tokens that were drawn there
     are meant, which need not be known here."""
+    drafts_KB: Tensor | None = None
+    """int32, the tokens of all places but the first of each of B spans, which have K + 1 places:
+    where the device has them, they need not be known here either."""
 
 
 class Arrived(NamedTuple):

@@ -140,12 +140,15 @@ class Runner:
             runner.page_bytes, runner.window_bytes = wait_for_loading(group, own)
         return runner
 
-    def run(self, batch: Batch, draws: bytes | None = None) -> ModelOutput:
+    def run(
+        self, batch: Batch, draws: bytes | None = None, drafts_KB: Tensor | None = None
+    ) -> ModelOutput:
         """The engine's step: every span with its drafts; rows span by span, in position order.
 
         Args:
             batch: the step.
             draws: how each row's token is drawn, if that is known before (`Verifier.draws`).
+            drafts_KB: `StepDraws.drafts_KB`, beside draws.
         """
         layouts = [
             SpanLayout(
@@ -164,7 +167,7 @@ class Runner:
         if self.features is not None:
             self._kept = self._features_of(batch)
         token_ids = [span.input_ids for span in batch.spans]
-        how = None if draws is None else StepDraws(draws, batch.follows)
+        how = None if draws is None else StepDraws(draws, batch.follows, drafts_KB)
         return self._forward(layouts, token_ids, rows, self._kept, how)
 
     def _features_of(self, batch: Batch) -> FeatureStore | None:

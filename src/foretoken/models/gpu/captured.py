@@ -22,6 +22,7 @@ from foretoken.models.gpu.decoder import DecoderParts, GpuDecoder, Workspace, bi
 from foretoken.models.gpu.step_buffers import DevicePass, PassRows, StepBuffers, StepKey, bucket
 from foretoken.models.rollout import MaskSlots
 from foretoken.models.tensors import (
+    CHAIN_WATCH,
     Arrived,
     ModelOutput,
     RolledOut,
@@ -115,6 +116,10 @@ class CapturedSteps:
             tokens_T = buffers.tokens(key)
             # Not recorded: what is recorded runs twice at first, and draws other tokens.
             self._decoder.kernels.take_rows(self._drawn_R[:, None], tokens_T, tokens_T[:, None])
+        if draws is not None and draws.drafts_KB is not None:
+            steps, count = draws.drafts_KB.shape
+            places_BK = buffers.tokens(key)[: len(tokens)].view(count, steps + 1)[:, 1:]
+            places_BK.copy_(draws.drafts_KB.T)
         found = self._play(_Way("embedded", draws=how is not None), key, store, features)
         count = len(rows)
         work = self._workspace(key)
@@ -207,9 +212,14 @@ class CapturedSteps:
         if plan.stop is not None:
             chances = made.chances_KR.view(-1)[:total]
             drafted = torch.cat((drafted, chances.view(torch.int32)))
-        read = np.array(self._buffers.read(drafted), np.int32).reshape(-1, sizes[1])
+        wait, watch = self._buffers.send(drafted), CHAIN_WATCH.get()
+        if watch is not None and plan.stop is None and not plan.keeps_logits:
+            watch.launched(drafted.view(sizes)[:, :width].reshape(-1, count))
+        read = np.array(wait(), np.int32).reshape(-1, sizes[1])
         rolled = _rolled_out(self._judged(read[:, :width].reshape(-1, count), plan), plan)
         if not plan.keeps_logits:
+            if watch is not None:
+                watch.read(rolled.ids)
             return rolled
         own_KBN = made.logits_RV[:total].unflatten(0, sizes)[:, :width]
         return replace(rolled, logits_KV=self._over_all_ids(own_KBN))
