@@ -6,7 +6,7 @@ a sound are known by their ids, so that no prompt can hold them. Torch-free.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -142,15 +142,12 @@ def placeholders(config: Config) -> tuple[tuple[str, int], ...]:
 
 def _tied(top: Config, inner: Config, folder: Path | None) -> bool | None:
     """Whether head and table are one; None: nothing says so."""
-    said = [part["tie_word_embeddings"] for part in (inner, top) if _says_tied(part)]
-    if len(set(map(bool, said))) < 2:
-        return bool(said[0]) if said else None
+    each = (part.get("tie_word_embeddings") for part in (inner, top))
+    said = [bool(one) for one in each if one is not None]
+    if len(set(said)) < 2:
+        return said[0] if said else None
     stored = stored_names(folder) if folder is not None else ()
     return not any(name.startswith(_HEADS) for name in stored)
-
-
-def _says_tied(part: Config) -> bool:
-    return part.get("tie_word_embeddings") is not None
 
 
 def _text_positions(rope: Config) -> dict[str, Any]:
@@ -162,110 +159,46 @@ def _text_positions(rope: Config) -> dict[str, Any]:
     }
 
 
-_QWEN2_VL = DecoderPart(
-    family="qwen2",
-    defaults={
-        "vocab_size": 152064,
-        "hidden_size": 8192,
-        "intermediate_size": 29568,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e6,
-        "sliding_window": 4096,
-        "max_window_layers": 80,
-    },
-)
+_SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "max_position_embeddings",
+)  # fmt: skip
+"""The fields that numbers of a part are for, in their order."""
+
+
+def _part(family: str, *sizes: int, **others: Any) -> DecoderPart:
+    return DecoderPart(family=family, defaults={**dict(zip(_SIZES, sizes, strict=True)), **others})
+
+
+_QWEN2_VL = _part(
+    "qwen2", 152064, 8192, 29568, 80, 64, 8, 32768,
+    rms_norm_eps=1e-5, rope_theta=1e6, sliding_window=4096, max_window_layers=80,
+)  # fmt: skip
 _TEXTS: dict[str, DecoderPart] = {
-    "gemma3_text": DecoderPart(
-        family="gemma3_text",
-        defaults={
-            "vocab_size": 262208,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-6,
-            "sliding_window": 4096,
-        },
+    "gemma3_text": _part(
+        "gemma3_text", 262208, 2304, 9216, 26, 8, 4, 131072, rms_norm_eps=1e-6, sliding_window=4096
     ),
-    "mistral": DecoderPart(
-        family="mistral",
-        defaults={
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-6,
-            "sliding_window": 4096,
-        },
+    "mistral": _part(
+        "mistral", 32000, 4096, 14336, 32, 32, 8, 131072, rms_norm_eps=1e-6, sliding_window=4096
     ),
-    "ministral3": DecoderPart(
-        family="ministral3",
-        defaults={
-            "vocab_size": 131072,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 34,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 262144,
-        },
-    ),
+    "ministral3": _part("ministral3", 131072, 4096, 14336, 34, 32, 8, 262144),
     "qwen2_vl_text": _QWEN2_VL,
     "qwen2_5_vl_text": _QWEN2_VL,
-    "qwen3_vl_text": DecoderPart(
-        family="qwen3",
-        defaults={
-            "vocab_size": 151936,
-            "hidden_size": 4096,
-            "intermediate_size": 22016,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "max_position_embeddings": 128000,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 500000.0,
-        },
+    "qwen3_vl_text": _part(
+        "qwen3", 151936, 4096, 22016, 32, 32, 32, 128000, rms_norm_eps=1e-6, rope_theta=500000.0
     ),
-    "gemma4_text": DecoderPart(
-        family="gemma4_text",
-        defaults={
-            "vocab_size": 262144,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 30,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 131072,
-            "hidden_size_per_layer_input": 256,
-        },
+    "gemma4_text": _part(
+        "gemma4_text", 262144, 2304, 9216, 30, 8, 4, 131072, hidden_size_per_layer_input=256
     ),
-    "qwen3_vl_moe_text": DecoderPart(
-        family="qwen3_moe",
-        defaults={
-            "vocab_size": 151936,
-            "hidden_size": 2048,
-            "intermediate_size": 5632,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 16,
-            "max_position_embeddings": 128000,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 500000.0,
-            "moe_intermediate_size": 1408,
-            "num_experts_per_tok": 4,
-        },
+    "qwen3_vl_moe_text": replace(
+        _part(
+            "qwen3_moe", 151936, 2048, 5632, 24, 16, 16, 128000,
+            rms_norm_eps=1e-6, rope_theta=500000.0, moe_intermediate_size=1408,
+            num_experts_per_tok=4,
+        ),
         always={"norm_topk_prob": True},
     ),
-}
+}  # fmt: skip
 _BY_NAME: dict[str, MultimodalFamily] = {
     one.model_type: one
     for one in (

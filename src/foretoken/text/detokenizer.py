@@ -102,7 +102,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, options: TextOptions) -> None:
         self._tokenizer = tokenizer
-        self._options = options
+        self.options = options
         self._growing = GrowingText(self._decode)
         self._ids: list[int] = []
         self._hold = max((len(s) for s in options.stop), default=1) - 1
@@ -111,6 +111,8 @@ class Detokenizer:
         """All text so far, a found stop string cut off unless it is to be included."""
         self.finished = False
         self._stable: list[int] = []
+        """`stable_length` after each token whose text was not taken yet."""
+        self._num_taken = 0
 
     def feed(self, ids: Sequence[int]) -> StopMatch | None:
         """Add output tokens; stop at the first stop string.
@@ -128,10 +130,22 @@ class Detokenizer:
                 return StopMatch(count, stop)
         return None
 
-    def take_lengths(self) -> list[int]:
-        """`stable_length` after each token fed since the last call."""
-        taken, self._stable = self._stable, []
-        return taken
+    def skip(self, length: int) -> None:
+        """Text up to here was given out elsewhere, and that of all tokens so far with it."""
+        self._num_taken, self._stable = length, []
+
+    def take_pieces(self, num_tokens: int) -> tuple[str, ...]:
+        """The text that became final with each of the newest tokens; the last one's takes what
+        the end of the output set free."""
+        end = self.stable_length()
+        lengths, self._stable = self._stable[:num_tokens], []
+        lengths += [end] * (max(num_tokens, 1) - len(lengths))
+        lengths[-1] = end
+        pieces = []
+        for length in lengths:
+            pieces.append(self.text[self._num_taken : length])
+            self._num_taken = max(length, self._num_taken)
+        return tuple(pieces)
 
     def _grow(self, piece: str) -> str | None:
         """Add the text of one token; the stop string it completes, if any."""
@@ -139,7 +153,7 @@ class Detokenizer:
             return None
         searched_from = max(self._unsearched, len(self.text) - self._hold)
         self.text += piece
-        if len(self._ids) <= self._options.min_tokens:
+        if len(self._ids) <= self.options.min_tokens:
             self._unsearched = len(self.text)
             return None
         stop = self._find_stop(searched_from)
@@ -159,14 +173,14 @@ class Detokenizer:
         return len(self.text) if self.finished else max(0, len(self.text) - self._hold)
 
     def _decode(self, ids: Sequence[int]) -> str:
-        skip = self._options.skip_special_tokens
+        skip = self.options.skip_special_tokens
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip)
 
     def _find_stop(self, start: int) -> str | None:
-        hits = [(self.text.find(s, start), s) for s in self._options.stop]
+        hits = [(self.text.find(s, start), s) for s in self.options.stop]
         hits = [(at, s) for at, s in hits if at >= 0]
         if not hits:
             return None
         at, stop = min(hits, key=lambda hit: hit[0])
-        self.text = self.text[: at + (len(stop) if self._options.include_stop_str else 0)]
+        self.text = self.text[: at + (len(stop) if self.options.include_stop_str else 0)]
         return stop

@@ -4,31 +4,10 @@ The scheduler asks for stop strings while it commits; the engine then collects w
 final. Knows nothing about steps.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from foretoken.text.tokenizer import Detokenizer, StopMatch, TextOptions, Tokenizer
 from foretoken.types import FinishReason, Output, Request, SamplingParams
-
-
-@dataclass(slots=True)
-class _Stream:
-    detokenizer: Detokenizer
-    include_stop: bool
-    num_sent: int = 0
-
-    def take_pieces(self, num_tokens: int) -> tuple[str, ...]:
-        """The text that became final with each of the newest tokens; the last one's takes what
-        the end of the output set free."""
-        detokenizer = self.detokenizer
-        end = detokenizer.stable_length()
-        lengths = detokenizer.take_lengths()[:num_tokens]
-        lengths += [end] * (max(num_tokens, 1) - len(lengths))
-        lengths[-1] = end
-        pieces = []
-        for length in lengths:
-            pieces.append(detokenizer.text[self.num_sent : length])
-            self.num_sent = max(length, self.num_sent)
-        return tuple(pieces)
 
 
 def detokenizer_of(tokenizer: Tokenizer | None, params: SamplingParams) -> Detokenizer | None:
@@ -50,7 +29,7 @@ class TextStreams:
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         """Without a tokenizer every request is without text."""
         self._tokenizer = tokenizer
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, Detokenizer] = {}
 
     def open(self, request: Request) -> None:
         """Start the text of a request that wants text or has stop strings; what it resumes has been
@@ -62,15 +41,13 @@ class TextStreams:
         if request.resumed_ids:
             match = detokenizer.feed(request.resumed_ids)
             assert match is None, f"{request.request_id} resumes an output that ended with {match}"
-            detokenizer.take_lengths()
-        self._streams[request.request_id] = _Stream(
-            detokenizer, params.include_stop_str_in_output, len(request.resumed_text)
-        )
+            detokenizer.skip(len(request.resumed_text))
+        self._streams[request.request_id] = detokenizer
 
     def find_stop_string(self, request_id: str, new_ids: tuple[int, ...]) -> StopMatch | None:
         """Add new tokens to a request's text; the first stop string in it, if any."""
         stream = self._streams.get(request_id)
-        return None if stream is None else stream.detokenizer.feed(new_ids)
+        return None if stream is None else stream.feed(new_ids)
 
     def advance(self, output: Output) -> Output:
         """The same output with the text that has become final; closes an ended request."""
@@ -78,9 +55,9 @@ class TextStreams:
         if stream is None:
             return output
         if output.finish_reason is not None:
-            if stream.include_stop and _ended_by_id(output):
-                stream.detokenizer.feed(output.new_token_ids[-1:])
-            stream.detokenizer.finish()
+            if stream.options.include_stop_str and _ended_by_id(output):
+                stream.feed(output.new_token_ids[-1:])
+            stream.finish()
             del self._streams[output.request_id]
         pieces = stream.take_pieces(len(output.new_token_ids))
         return replace(output, text="".join(pieces), text_pieces=pieces)

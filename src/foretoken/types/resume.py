@@ -5,11 +5,11 @@ made.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Self
 
-from foretoken.errors import ParameterError, one_of
-from foretoken.types.scalars import plain
+from foretoken.errors import ParameterError
+from foretoken.types.scalars import plain, record_of
 
 _IDS = "a list of integers >= 0"
 
@@ -36,24 +36,11 @@ class Resume:
             return None
         if not isinstance(given, Sequence) or isinstance(given, str | bytes):
             raise ParameterError("resume", given, "None or a list with one entry per output")
-        found = tuple(cls._of(one) for one in given)
+        found = tuple(record_of(cls, one, "resume") for one in given)
         if found and all(one.ended for one in found):
             given = f"{len(found)} outputs, all ended"
             raise ParameterError("resume.ended", given, "at least one output that goes on")
         return found
-
-    @classmethod
-    def _of(cls, given: object) -> Self:
-        if isinstance(given, cls):
-            return given
-        known = [f.name for f in fields(cls)]
-        if not isinstance(given, Mapping):
-            raise ParameterError("resume", given, f"a dictionary with {', '.join(known)}")
-        for key, value in given.items():
-            if key not in known and value is not None:
-                name = key if isinstance(key, str) else "(a key that is no text)"
-                raise ParameterError(f"resume.{name}", value, one_of(name, known))
-        return cls(**{key: value for key, value in given.items() if value is not None})
 
     def __post_init__(self) -> None:
         """Check types; turn the ids into a tuple."""

@@ -1,7 +1,14 @@
-"""Numbers of other packages at the doors: NumPy's and torch's scalars become Python's own there."""
+"""What users give, at the doors: NumPy's and torch's scalars become Python's own there, and
+dictionaries records of ours."""
 
 import operator
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from foretoken.errors import ParameterError, one_of
+
+Record = TypeVar("Record")
 
 
 def plain(value: Any) -> Any:
@@ -15,3 +22,18 @@ def plain(value: Any) -> Any:
     if ndim is None and hasattr(value, "__index__"):
         return operator.index(value)
     return value
+
+
+def record_of(kind: type[Record], given: object, field: str) -> Record:
+    """What a user wrote as a dictionary, or an object of this class, as such an object; keys whose
+    value is None count as left out. Raises ParameterError: something else, or an unknown key."""
+    if isinstance(given, kind):
+        return given
+    known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
+    if not isinstance(given, Mapping):
+        raise ParameterError(field, given, f"a dictionary with {', '.join(known)}")
+    for key, value in given.items():
+        if key not in known and value is not None:
+            name = key if isinstance(key, str) else "(a key that is no text)"
+            raise ParameterError(f"{field}.{name}", value, one_of(name, known))
+    return kind(**{key: value for key, value in given.items() if value is not None})

@@ -4,13 +4,12 @@ Knows no drafters; whether a name exists is checked where requests are made. It 
 which tokens come out, only how they are found.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import inf
 from typing import Self
 
-from foretoken.errors import ParameterError, one_of
-from foretoken.types.scalars import plain
+from foretoken.errors import ParameterError
+from foretoken.types.scalars import plain, record_of
 
 DEFAULT_GUARD = 0.02
 """Share of its time without speculation that drafts may cost a request."""
@@ -36,17 +35,7 @@ class Speculation:
     def of(cls, given: object) -> Self | None:
         """Read what a user wrote: None, a dictionary with these keys, or an object of this class.
         Raises ParameterError: something else, or an unknown key."""
-        if given is None or isinstance(given, cls):
-            return given
-        known = [f.name for f in fields(cls)]
-        allowed = f"None or a dictionary with {', '.join(known)}"
-        if not isinstance(given, Mapping):
-            raise ParameterError("speculation", given, allowed)
-        for key, value in given.items():
-            if key not in known and value is not None:
-                name = key if isinstance(key, str) else "(a key that is no text)"
-                raise ParameterError(f"speculation.{name}", value, one_of(name, known))
-        return cls(**{key: value for key, value in given.items() if value is not None})
+        return None if given is None else record_of(cls, given, "speculation")
 
     def __post_init__(self) -> None:
         """Check types and ranges; turn NumPy's scalars into Python's."""

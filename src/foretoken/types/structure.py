@@ -5,10 +5,11 @@ Knows no tokens; whether a schema or a grammar makes sense is checked where it i
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Self
 
-from foretoken.errors import ParameterError, one_of
+from foretoken.errors import ParameterError
+from foretoken.types.scalars import record_of
 
 MOST_CHARACTERS = 1 << 17
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
@@ -36,17 +37,7 @@ class StructuredOutputs:
     def of(cls, given: object) -> Self | None:
         """Read what a user wrote: None, a dictionary with these keys, or an object of this class.
         Raises ParameterError: something else, or an unknown key."""
-        if given is None or isinstance(given, cls):
-            return given
-        known = [f.name for f in fields(cls)]
-        if not isinstance(given, Mapping):
-            allowed = f"None or a dictionary with {', '.join(known)}"
-            raise ParameterError("structured_outputs", given, allowed)
-        for key, value in given.items():
-            if key not in known and value is not None:
-                name = key if isinstance(key, str) else "(a key that is no text)"
-                raise ParameterError(f"structured_outputs.{name}", value, one_of(name, known))
-        return cls(**{key: value for key, value in given.items() if value is not None})
+        return None if given is None else record_of(cls, given, "structured_outputs")
 
     def __post_init__(self) -> None:
         """Check types and sizes; turn a schema into text and choices into a tuple."""

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ FORMS = (
 )
 HUB = "hf:"
 SKIP = "; or leave broken lines out with data.skip_broken = true"
+Ids = TypeVar("Ids")
 
 
 def forms(tokenizer: Tokenizer | None) -> str:
@@ -55,18 +56,8 @@ def read_prompt_set(settings: DataSettings, tokenizer: Tokenizer | None, limit: 
             left, or a line is text and the target has no tokenizer.
         MissingPackageError: prompts of the hub without the extra `data`.
     """
-    found: list[tuple[int, ...]] = []
-    skipped = 0
-    for where, record in records(settings.prompts, "data.prompts"):
-        ids = token_ids(record, tokenizer)
-        if ids is None and not settings.skip_broken:
-            raise ConfigError(f"{settings.prompts} {where}", record, forms(tokenizer) + SKIP)
-        if ids is None:
-            skipped += 1
-            continue
-        found.append(tuple(ids[-limit:]))
-        if len(found) == settings.most_prompts:
-            break
+    most = settings.most_prompts
+    found, skipped = _read(settings, "prompts", most, tokenizer, lambda ids: tuple(ids[-limit:]))
     if len(found) <= settings.held_out:
         given = f"{settings.prompts} with {len(found)} prompts"
         allowed = f"more than the {settings.held_out} that are held out (data.held_out)"
@@ -192,21 +183,37 @@ def text_tokens(
 ) -> tuple[NDArray[np.int32], int]:
     """All tokens end to end, int32, and how many broken lines were left out."""
     assert settings.text is not None, "a run with text"
-    found: list[NDArray[np.int32]] = []
-    skipped = 0
-    for where, record in records(settings.text, "data.text"):
-        ids = token_ids(record, tokenizer, whole=True)
-        if ids is None and not settings.skip_broken:
-            raise ConfigError(f"{settings.text} {where}", record, forms(tokenizer) + SKIP)
-        if ids is None:
-            skipped += 1
-            continue
-        found.append(np.asarray(ids, dtype=np.int32))
-        if len(found) == settings.most_texts:
-            break
+
+    def kept(ids: list[int]) -> NDArray[np.int32]:
+        return np.asarray(ids, dtype=np.int32)
+
+    found, skipped = _read(settings, "text", settings.most_texts, tokenizer, kept)
     if not found:
         raise ConfigError("data.text", settings.text, "a file or data set with some text")
     return np.concatenate(found), skipped
+
+
+def _read(
+    settings: DataSettings,
+    key: Literal["prompts", "text"],
+    most: int | None,
+    tokenizer: Tokenizer | None,
+    kept: Callable[[list[int]], Ids],
+) -> tuple[list[Ids], int]:
+    """What is `kept` of the first `most` records of `settings.prompts`, or of the whole ones of
+    `settings.text`, and how many broken ones were left out."""
+    source, found, skipped = getattr(settings, key), list[Ids](), 0
+    for where, record in records(source, f"data.{key}"):
+        ids = token_ids(record, tokenizer, whole=key == "text")
+        if ids is not None:
+            found.append(kept(ids))
+        elif settings.skip_broken:
+            skipped += 1
+        else:
+            raise ConfigError(f"{source} {where}", record, forms(tokenizer) + SKIP)
+        if len(found) == most:
+            break
+    return found, skipped
 
 
 def read_text(folder: Path) -> NDArray[np.int32]:
