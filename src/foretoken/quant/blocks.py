@@ -14,6 +14,7 @@ from torch import Tensor
 
 from foretoken.kernels.block_types import BlockRows, count_strange
 from foretoken.kernels.library import Library
+from foretoken.quant.weights import IntWeights
 from foretoken.shape.block_kinds import BLOCK_KINDS, STEP
 
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -111,20 +112,28 @@ class BlockWeights:
             width=self.width,
         )
 
-    def floats(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """Rows [start, stop) multiplied out, float32, on the CPU."""
+    def _arranged(self, numbers: Tensor, width: int) -> Tensor:
+        """[N, ...] of the stored inputs in the order of ours; `width` numbers are of what is
+        reordered together."""
+        if self.columns is None:
+            return numbers
+        parts: Tensor = numbers.unflatten(1, (-1, width))[:, self.columns.long()]
+        return parts.flatten(1)
+
+    def _numbers(self, start: int, stop: int | None) -> "_Numbers":
+        """Blocks of rows [start, stop) as numbers, on the CPU."""
         order_N = self.order_N[start:stop].cpu()
-        found = torch.empty(order_N.numel(), self.shape[1])
+        stored = torch.empty(order_N.numel(), self.stored[0].shape[1], dtype=torch.uint8)
         first = 0
         for part in self.stored:
             mine = (order_N >= first) & (order_N < first + part.shape[0])
-            if mine.any():
-                found[mine] = block_floats(self.kind, part[order_N[mine] - first])
+            stored[mine] = part[order_N[mine] - first]
             first += part.shape[0]
-        if self.columns is None:
-            return found
-        parts: Tensor = found.unflatten(1, (-1, self.width))[:, self.columns.long()]
-        return parts.flatten(1)
+        return _READERS[self.kind](stored.unflatten(1, (-1, BLOCK_KINDS[self.kind].num_bytes)))
+
+    def floats(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows [start, stop) multiplied out, float32, on the CPU."""
+        return self._arranged(self._numbers(start, stop).floats(), self.width)
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """The matrix, in pieces so that no float32 copy of all is ever there, on its device."""
@@ -135,32 +144,26 @@ class BlockWeights:
             found[at : at + piece] = self.floats(at, at + piece)
         return found
 
-    def integers(self) -> "BlockIntegers":
+    def integers(self) -> IntWeights:
         """The matrix as whole numbers in groups, for kernels that know nothing of blocks: of 4 bits
-        where the type has no more, else of 8. More bytes than as stored, fewer than floats."""
+        where the type has no more, else of 8. More bytes than as stored, fewer than floats. Zero
+        points are no whole numbers, and always there of 4 bits."""
         rows, inputs = self.shape
         piece = max(1, (1 << 20) // inputs)
         pieces = [self._integers(at, at + piece) for at in range(0, rows, piece)]
         zeros = [zero for _, _, zero in pieces if zero is not None]
         device = self.order_N.device
-        return BlockIntegers(
-            4 if self.kind in _FOUR_BITS else 8,
-            torch.cat([values for values, _, _ in pieces]).to(device),
-            torch.cat([scale for _, scale, _ in pieces]).to(device),
-            torch.cat(zeros).to(device) if zeros else None,
+        return IntWeights(
+            bits=4 if self.kind in _FOUR_BITS else 8,
+            values_NK=torch.cat([values for values, _, _ in pieces]).to(device),
+            scale_NG=torch.cat([scale for _, scale, _ in pieces]).to(device),
+            zero_NG=torch.cat(zeros).to(device) if zeros else None,
         )
 
     def _integers(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        order_N, size = self.order_N[start:stop].cpu(), BLOCK_KINDS[self.kind].num_bytes
-        stored = torch.empty(order_N.numel(), self.stored[0].shape[1], dtype=torch.uint8)
-        first = 0
-        for part in self.stored:
-            mine = (order_N >= first) & (order_N < first + part.shape[0])
-            stored[mine] = part[order_N[mine] - first]
-            first += part.shape[0]
-        found = _READERS[self.kind](stored.unflatten(1, (-1, size)))
-        group = found.values.shape[-1]
+        found = self._numbers(start, stop)
         kind = torch.uint8 if self.kind in _FOUR_BITS else torch.int8
+        groups = self.width // found.values.shape[-1]
         values_NK, scale_NG = found.values.flatten(1).to(kind), found.scale.flatten(1)
         zero_NG = None
         if found.minimum is not None:
@@ -168,30 +171,8 @@ class BlockWeights:
             # A group of one number alone: a scale so small that its values change nothing.
             scale_NG = torch.where(scale_NG == 0, minimum_NG * 2.0**-24, scale_NG)
             zero_NG = torch.where(scale_NG == 0, 0.0, minimum_NG / scale_NG)
-        if self.columns is None:
-            return values_NK, scale_NG, zero_NG
-
-        def arranged(numbers: Tensor, width: int) -> Tensor:
-            assert self.columns is not None, "asked above"
-            parts: Tensor = numbers.unflatten(1, (-1, width))[:, self.columns.long()]
-            return parts.flatten(1)
-
-        scale_NG = arranged(scale_NG, self.width // group)
-        if zero_NG is not None:
-            zero_NG = arranged(zero_NG, self.width // group)
-        return arranged(values_NK, self.width), scale_NG, zero_NG
-
-
-class BlockIntegers(NamedTuple):
-    """A matrix as (value - zero) * scale, in groups of 16 or 32 inputs."""
-
-    bits: int
-    values_NK: Tensor
-    """8 bits: int8. 4 bits: uint8, 0 to 15."""
-    scale_NG: Tensor
-    """float32."""
-    zero_NG: Tensor | None
-    """float32; None: 0. No whole numbers, and always there of 4 bits."""
+            zero_NG = self._arranged(zero_NG, groups)
+        return self._arranged(values_NK, self.width), self._arranged(scale_NG, groups), zero_NG
 
 
 class _Numbers(NamedTuple):
@@ -203,20 +184,12 @@ class _Numbers(NamedTuple):
     """[N, blocks, groups]."""
     minimum: Tensor | None = None
 
-
-def block_floats(kind: str, rows_NB: Tensor) -> Tensor:
-    """Rows of blocks multiplied out, float32 [N, K].
-
-    Args:
-        kind: of `BLOCK_KINDS`.
-        rows_NB: uint8.
-    """
-    blocks = rows_NB.unflatten(1, (-1, BLOCK_KINDS[kind].num_bytes))
-    found = _READERS[kind](blocks)
-    weights = found.values.float() * found.scale[..., None]
-    if found.minimum is not None:
-        weights -= found.minimum[..., None]
-    return weights.flatten(1)
+    def floats(self) -> Tensor:
+        """Multiplied out, float32 [N, K]."""
+        weights = self.values.float() * self.scale[..., None]
+        if self.minimum is not None:
+            weights -= self.minimum[..., None]
+        return weights.flatten(1)
 
 
 def _half(blocks: Tensor, start: int) -> Tensor:

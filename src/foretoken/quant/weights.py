@@ -71,7 +71,7 @@ class IntWeights:
     scale_NG: Tensor
     """float32; G = 1: per output, else K / G inputs share one."""
     zero_NG: Tensor | None = None
-    """float32, 4 bits only; None: 8."""
+    """float32; None: 8 of 4 bits, 0 of 8. Kernels of the CPU know them of 4 bits alone."""
 
     @property
     def group(self) -> int:
@@ -94,7 +94,7 @@ class IntWeights:
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """The matrix they stand for, computed in float32."""
         values = self.values_NK.float().unflatten(1, (self.scale_NG.shape[1], -1))
-        if self.bits == 4:
+        if self.bits == 4 or self.zero_NG is not None:
             values -= 8.0 if self.zero_NG is None else self.zero_NG[..., None]
         matrix: Tensor = values.mul_(self.scale_NG[..., None]).flatten(1).to(dtype)
         return matrix

@@ -13,7 +13,7 @@ from torch import Tensor
 from foretoken.kernels.library import find_library
 from foretoken.kernels.linear import pack_block_rows
 from foretoken.ops.linear import KernelLinear
-from foretoken.quant.blocks import _FLOATS, BlockWeights, block_floats
+from foretoken.quant.blocks import _FLOATS, BlockWeights
 from foretoken.shape.block_kinds import BLOCK_KINDS
 from tests.marks import KERNEL_LEVELS, level_of
 
@@ -44,7 +44,7 @@ def by_package(kind: str, rows_NB: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_are_those_of_the_package(kind: str) -> None:
     rows_NB = blocks(kind, 40, 512)
-    assert torch.equal(block_floats(kind, rows_NB), by_package(kind, rows_NB))
+    assert torch.equal(BlockWeights.as_stored(kind, rows_NB).floats(), by_package(kind, rows_NB))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -56,19 +56,19 @@ def test_integers_are_the_same_matrix(kind: str) -> None:
     stored = BlockWeights.as_stored(kind, rows_NB).changed_rows(lambda rows: rows.flip(0))
     weights = stored.changed_columns(lambda columns: columns.roll(32, 0), 32)
     assert weights is not None
-    bits, values_NK, scale_NG, zero_NG = weights.integers()
-    assert bits == (4 if kind in ("Q4_1", "Q4_K") else 8)
-    assert values_NK.dtype == (torch.uint8 if bits == 4 else torch.int8)
-    values = values_NK.float().unflatten(1, (scale_NG.shape[1], -1))
-    found = (values - (0 if zero_NG is None else zero_NG[..., None])) * scale_NG[..., None]
-    wanted = weights.floats()
-    torch.testing.assert_close(found.flatten(1), wanted, rtol=3e-6, atol=1e-6)
+    found = weights.integers()
+    assert found.bits == (4 if kind in ("Q4_1", "Q4_K") else 8)
+    assert found.values_NK.dtype == (torch.uint8 if found.bits == 4 else torch.int8)
+    floats = found.dequantized(torch.float32)
+    torch.testing.assert_close(floats, weights.floats(), rtol=3e-6, atol=1e-6)
 
 
 def test_the_smallest_and_largest_powers() -> None:
     rows_NB = blocks("MXFP4", 16, 32)
     rows_NB[:, 0] = torch.tensor([0, 1, 2, 3, 127, 128, 249, 250] * 2)
-    assert torch.equal(block_floats("MXFP4", rows_NB), by_package("MXFP4", rows_NB))
+    assert torch.equal(
+        BlockWeights.as_stored("MXFP4", rows_NB).floats(), by_package("MXFP4", rows_NB)
+    )
 
 
 def linear_of(weights: BlockWeights, **more: Any) -> KernelLinear:
@@ -96,7 +96,7 @@ def test_products(kind: str, at_level: str) -> None:
     them."""
     rows_NB = blocks(kind, 70, 768)
     x_TK = torch.randn(9, 768, generator=torch.Generator().manual_seed(1))
-    wanted = x_TK.double() @ block_floats(kind, rows_NB).double().T
+    wanted = x_TK.double() @ BlockWeights.as_stored(kind, rows_NB).floats().double().T
     found = linear_of(BlockWeights.as_stored(kind, rows_NB))(x_TK)
     assert (found - wanted).abs().max() < 2e-4 * wanted.abs().max()
 
@@ -133,7 +133,12 @@ def test_rows_and_columns_in_another_order(kind: str) -> None:
     weights = BlockWeights.as_stored(kind, rows_NB).changed_rows(lambda rows: rows.flip(0))
     joined = weights.joined(BlockWeights.as_stored(kind, more_NB))
     assert joined is not None
-    floats = torch.cat([block_floats(kind, rows_NB).flip(0), block_floats(kind, more_NB)])
+    floats = torch.cat(
+        [
+            BlockWeights.as_stored(kind, rows_NB).floats().flip(0),
+            BlockWeights.as_stored(kind, more_NB).floats(),
+        ]
+    )
     assert torch.equal(joined.floats(), floats)
 
     def turn(rows: Tensor) -> Tensor:
