@@ -16,7 +16,7 @@ from foretoken.proposers.chain import ChainDraft, Confidence, draft_chain
 from foretoken.proposers.heads.chain_head import ChainRunner
 from foretoken.proposers.heads.dflash.network import BlockHead, DFlash
 from foretoken.proposers.heads.dflash.runner import BlockRunner, BlockSteps
-from foretoken.proposers.heads.dflash.shape import BlockShape, BlockView
+from foretoken.proposers.heads.dflash.shape import BlockRows, BlockShape, BlockView
 from foretoken.proposers.heads.dspark import DSpark, MarkovShape
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.eagle3.parallel import Masks
@@ -240,11 +240,12 @@ def test_few_drafts_are_the_first_of_many(name: str, monkeypatch: pytest.MonkeyP
         many, _ = drafted(runner, "greedy", [1, 4])
         few, steps = drafted(runner, "greedy", [1, 1])
         assert few.ids == [ids[:1] for ids in many.ids]
-        (first, second), tokens = steps.blocks()
-        assert (first.num_tokens, second.num_tokens, len(tokens)) == (6, 6, 12)
+        rows = steps.rows_to_run()
+        first, second = rows.blocks
+        assert (first.num_tokens, second.num_tokens, len(rows.token_ids)) == (6, 6, 12)
         assert not {*first.page_table[1:], *second.page_table[2:]} & {*range(10)}
         runner.max_positions = 14
-        assert [layout.num_tokens for layout in steps.blocks()[0]] == [6, 3]
+        assert [layout.num_tokens for layout in steps.rows_to_run().blocks] == [6, 3]
 
 
 @torch.inference_mode()
@@ -264,12 +265,13 @@ def test_rows_do_not_depend_on_one_another(name: str, quantization: str) -> None
     """With integer weights, too: outputs of a block have the same bits alone and beside others."""
     runner = runners(name, None, HeadLinears(quantization))[0]
     steps, spans = steps_of(runner, [4, 4], PARAMS["greedy"])
-    blocks, tokens = steps.blocks()
-    together = runner.run(steps.context, blocks, tokens).clone()
-    size = len(tokens) // 2
-    for i, fed in enumerate(steps.context):
-        alone = runner.run([fed], blocks[i : i + 1], tokens[i * size : (i + 1) * size])
-        assert torch.equal(alone, together[i * size : (i + 1) * size])
+    rows = steps.rows_to_run()
+    together = runner.run(rows).clone()
+    size = len(rows.token_ids) // 2
+    for i, fed in enumerate(rows.context):
+        part = slice(i * size, (i + 1) * size)
+        alone = runner.run(BlockRows([fed], rows.blocks[i : i + 1], rows.token_ids[part]))
+        assert torch.equal(alone, together[part])
     assert len(spans) == 2
 
 
@@ -277,9 +279,9 @@ def softmax_after(runner: BlockRunner, steps: BlockSteps, ids: list[list[int]]) 
     """What drafts at temperature 0.9 are drawn from by the equations, span after span."""
     net, rows = runner.net, []
     newest = steps.newest
-    blocks, tokens = steps.blocks()
-    outputs = runner.run(steps.context, blocks, tokens).clone()
-    size = len(tokens) // len(ids)
+    run = steps.rows_to_run()
+    outputs = runner.run(run).clone()
+    size = len(run.token_ids) // len(ids)
     for i, drafts in enumerate(ids):
         for at, before in enumerate([newest[i], *drafts[:-1]]):
             row = outputs[i * size + net.shape.first_row + at][None]

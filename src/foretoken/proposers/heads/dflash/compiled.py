@@ -38,7 +38,7 @@ from foretoken.ops.attention.native import NativeAttention
 from foretoken.ops.linear import KernelLinear, Linear
 from foretoken.ops.linear.gpu import GpuLinear, WholeLinear, pack_for_gpu
 from foretoken.proposers.heads.dflash.network import BlockHead
-from foretoken.proposers.heads.dflash.shape import BlockView
+from foretoken.proposers.heads.dflash.shape import BlockRows, BlockView
 from foretoken.proposers.heads.layer_builder import LayerBuilder
 from foretoken.proposers.heads.linears import (
     HeadLinears,
@@ -167,22 +167,10 @@ class RecordedBlocks:
     def feed(self, context: Sequence[SpanLayout]) -> None:
         self.steps.feed(context, self.store)
 
-    def run(
-        self,
-        context: Sequence[SpanLayout],
-        blocks: Sequence[SpanLayout],
-        token_ids: Sequence[int],
-    ) -> Tensor:
-        return self.steps.block_outputs(context, blocks, token_ids, self.store)
+    def run(self, rows: BlockRows) -> Tensor:
+        return self.steps.block_outputs(*rows, self.store)
 
-    def draft(
-        self,
-        context: Sequence[SpanLayout],
-        blocks: Sequence[SpanLayout],
-        token_ids: Sequence[int],
-        plan: RolloutPlan,
-    ) -> RolledOut | None:
-        rows = context, blocks, token_ids
+    def draft(self, rows: BlockRows, plan: RolloutPlan) -> RolledOut | None:
         return self.steps.draft_blocks(*rows, plan, self.store, self.first_row)
 
 
@@ -330,7 +318,7 @@ class CompiledBlocks:
 
     def feed(self, context: Sequence[SpanLayout]) -> None:
         """Keep keys and values of these places, whose features are known."""
-        self.run(context, (), ())
+        self.run(BlockRows(context))
 
     def _context(self, layouts: Sequence[SpanLayout]) -> Tensor:
         """Context rows of places, [T, D]."""
@@ -341,45 +329,24 @@ class CompiledBlocks:
         mixed: Tensor = self._norms[0](self._packed.mixer(features.read(slots).contiguous()))
         return mixed
 
-    def run(
-        self,
-        context: Sequence[SpanLayout],
-        blocks: Sequence[SpanLayout],
-        token_ids: Sequence[int],
-    ) -> Tensor:
-        """Feed places and run blocks; the blocks' outputs [T, D], valid until the next call.
-
-        Args:
-            context: where the new places lie, in order of their blocks, if there are any.
-            blocks: where each block lies; all places before it are fed, by this call at the latest.
-            token_ids: the newest token and masks of each.
-        """
-        context_TD = self._context(context)
-        call, kept = self._begin(context, blocks, token_ids, 0)
+    def run(self, rows: BlockRows) -> Tensor:
+        """Feed places and run blocks; the blocks' outputs [T, D], valid until the next call."""
+        context_TD = self._context(rows.context)
+        call, kept = self._begin(rows, 0)
         joined_TD = self._rooms["joined"].view(-1, self._table.shape[1])
         joined_TD[: context_TD.shape[0]] = context_TD
         call.gathered = call.stop = None
         self._run(ctypes.addressof(self._model), ctypes.addressof(call))
         del kept
-        return self._rooms["outputs"].view(-1, self._table.shape[1])[: len(token_ids)]
+        return self._rooms["outputs"].view(-1, self._table.shape[1])[: len(rows.token_ids)]
 
-    def draft(
-        self,
-        context: Sequence[SpanLayout],
-        blocks: Sequence[SpanLayout],
-        token_ids: Sequence[int],
-        plan: RolloutPlan,
-    ) -> RolledOut:
-        """Feed places, at most MOST_ROWS, run blocks and draft up to `plan.steps` tokens of each.
-
-        Args:
-            context, blocks, token_ids: as for `run`.
-            plan: how many tokens, and how each is chosen.
-        """
-        fed = sum(layout.num_tokens for layout in context)
+    def draft(self, rows: BlockRows, plan: RolloutPlan) -> RolledOut:
+        """Feed places, at most MOST_ROWS, run blocks and draft up to `plan.steps` tokens of each,
+        chosen as the plan says."""
+        fed = rows.num_fed
         assert fed <= MOST_ROWS, fed
-        steps, count = plan.steps, len(blocks)
-        call, kept = self._begin(context, blocks, token_ids, steps)
+        steps, count = plan.steps, len(rows.blocks)
+        call, kept = self._begin(rows, steps)
         model, head = self._model, self._head
         call.gathered = self._room("gathered", fed * self._site.features.width)
         reduced = self._ids_N is not None and not plan.best
@@ -397,17 +364,12 @@ class CompiledBlocks:
         del kept
         return drafts.drafted(done, logits_KV, of_all=True)
 
-    def _begin(
-        self,
-        context: Sequence[SpanLayout],
-        blocks: Sequence[SpanLayout],
-        token_ids: Sequence[int],
-        steps: int,
-    ) -> tuple[FtBlockCall, tuple[Any, ...]]:
+    def _begin(self, given: BlockRows, steps: int) -> tuple[FtBlockCall, tuple[Any, ...]]:
         """The call with its rows; the second result is to be kept until it is over."""
+        context, blocks, token_ids = given
         pages, call, wide = array("i"), self._call, self._table.shape[1]
         spans = [_spans(layouts, pages) for layouts in (context, blocks)]
-        fed, rows = (sum(layout.num_tokens for layout in one) for one in (context, blocks))
+        fed, rows = given.num_fed, sum(layout.num_tokens for layout in blocks)
         assert rows == len(token_ids), (rows, len(token_ids))
         tokens = array("q", token_ids)
         call.context, call.blocks = map(address_of, spans)

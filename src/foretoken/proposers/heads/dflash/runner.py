@@ -25,7 +25,7 @@ from foretoken.proposers.base import Proposer
 from foretoken.proposers.heads.base import HeadServingContext
 from foretoken.proposers.heads.dflash.compiled import CompiledBlocks, RecordedBlocks, compile_blocks
 from foretoken.proposers.heads.dflash.network import BlockHead
-from foretoken.proposers.heads.dflash.shape import BlockView
+from foretoken.proposers.heads.dflash.shape import BlockRows, BlockView
 from foretoken.proposers.heads.paged_head import PagedContext, PagedRunner, RunnerParts, serve_paged
 from foretoken.proposers.heads.parts import Attend
 from foretoken.proposers.kv_progress import MadeOf, Stretches
@@ -128,25 +128,14 @@ class BlockRunner(PagedRunner):
                 kv_TKh = torch.cat(layer.self_attn.keys_values(context_TD, rotation), dim=1)
                 write(layer_SKh, slots, quantize_kv(kv_TKh, layer_SKh.dtype))
 
-    def run(
-        self,
-        context: Sequence[SpanLayout],
-        blocks: Sequence[SpanLayout],
-        token_ids: Sequence[int],
-    ) -> Tensor:
-        """Feed places, then one pass over blocks laid end to end; their outputs [T, D], valid until
-        the next pass.
-
-        Args:
-            context: places whose keys and values are not there yet.
-            blocks: where each block lies; all places before it are there by then.
-            token_ids: the newest token and masks of each.
-        """
+    def run(self, rows: BlockRows) -> Tensor:
+        """Feed places, then one pass over blocks; their outputs [T, D], valid until the next
+        pass."""
+        blocks, token_ids = rows.blocks, rows.token_ids
         assert sum(layout.num_tokens for layout in blocks) == len(token_ids), len(token_ids)
         if self.kernels is not None:
-            context = self._few(context)
-            return self.kernels.run(context, blocks, token_ids)
-        self.feed_context(context)
+            return self.kernels.run(self._few(rows))
+        self.feed_context(rows.context)
         paged = PagedBlocks(blocks, self.page_size, self.device)
         views, stores = self.net.shape.views, self.store.layers
         attends = [paged.over(view, one) for view, one in zip(views, stores, strict=True)]
@@ -155,30 +144,23 @@ class BlockRunner(PagedRunner):
         outputs_TD: Tensor = self.net(tokens_T, rotation, attends)
         return outputs_TD
 
-    def draft(
-        self,
-        context: Sequence[SpanLayout],
-        blocks: Sequence[SpanLayout],
-        token_ids: Sequence[int],
-        plan: RolloutPlan,
-    ) -> RolledOut | None:
+    def draft(self, rows: BlockRows, plan: RolloutPlan) -> RolledOut | None:
         """The same, and `plan.steps` tokens of each block, where `drafts_at_once`; None: the
         kernels cannot choose them."""
         assert self.kernels is not None, "asked only where `drafts_at_once`"
-        rows = self._few(context), blocks, token_ids
-        return self.kernels.draft(*rows, plan)
+        return self.kernels.draft(self._few(rows), plan)
 
     @property
     def drafts_at_once(self) -> bool:
         """Whether `draft` can do it."""
         return self.kernels is not None and self.kernels.drafts
 
-    def _few(self, context: Sequence[SpanLayout]) -> Sequence[SpanLayout]:
+    def _few(self, rows: BlockRows) -> BlockRows:
         """What is left for a pass over blocks, after much was fed ahead of it."""
-        if sum(layout.num_tokens for layout in context) <= MOST_ROWS:
-            return context
-        self.feed_context(context)
-        return ()
+        if rows.num_fed <= MOST_ROWS:
+            return rows
+        self.feed_context(rows.context)
+        return rows._replace(context=())
 
 
 def _pieces(layouts: Sequence[SpanLayout], most: int) -> Iterator[list[SpanLayout]]:
@@ -262,15 +244,15 @@ class BlockSteps(DepthSteps):
     def roll_out(
         self, active: list[int], drafted: list[list[int]], plan: RolloutPlan
     ) -> RolledOut | None:
-        return self.runner.draft(self.context, *self.blocks(), plan)
+        return self.runner.draft(self.rows_to_run(), plan)
 
     def run(self) -> Tensor:
-        blocks, tokens = self.blocks()
+        given = self.rows_to_run()
         rows, row, unused = list[int](), 0, self.runner.net.shape.first_row
-        for layout, depth in zip(blocks, self.depths, strict=True):
+        for layout, depth in zip(given.blocks, self.depths, strict=True):
             rows.extend(range(row + unused, row + unused + depth))
             row += layout.num_tokens
-        self._outputs_KD = self.runner.run(self.context, blocks, tokens)[rows]
+        self._outputs_KD = self.runner.run(given)[rows]
         return self.runner.own_logits(self._outputs_KD)
 
     def at(self, spans: list[int], depth: int, previous: list[int]) -> Tensor:
@@ -286,20 +268,15 @@ class BlockSteps(DepthSteps):
         found_N = self.runner.net.sure(outputs_ND, self._ids(last))
         return None if found_N is None else list(found_N.tolist())
 
-    @property
-    def context(self) -> list[SpanLayout]:
-        """The places whose keys and values are not there yet."""
-        return self._fed.layouts(self.sequences)
-
-    def blocks(self) -> tuple[list[SpanLayout], list[int]]:
-        """Where the blocks lie, and their tokens."""
+    def rows_to_run(self) -> BlockRows:
+        """What is to be fed, and a block for each sequence."""
         mask, layouts, tokens = self.runner.net.shape.mask_token_id, [], list[int]()
         for index, (sequence, depth) in enumerate(zip(self.sequences, self.depths, strict=True)):
             table = sequence.page_table
             layout = self.runner.block(index, sequence.num_tokens - 1, depth, table)
             layouts.append(layout)
             tokens += [sequence.token_ids[-1], *[mask] * (layout.num_tokens - 1)]
-        return layouts, tokens
+        return BlockRows(self._fed.layouts(self.sequences), layouts, tokens)
 
     def _outputs_at(self, spans: list[int], depth: int) -> Tensor:
         return self._outputs_KD[self.rows(spans, depth)]

@@ -1,9 +1,28 @@
-"""The sizes and variants of block heads (DFlash, DSpark)."""
+"""The sizes and variants of block heads (DFlash, DSpark), and what one pass of them runs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.heads.parts import HeadShape
 from foretoken.shape import RopeShape
+
+
+class BlockRows(NamedTuple):
+    """What one pass runs: context that is new, and blocks, laid end to end."""
+
+    context: Sequence[SpanLayout]
+    """Places whose keys and values are not there yet, in order of their blocks if there are any."""
+    blocks: Sequence[SpanLayout] = ()
+    """Where each block lies; all places before it are there by the end of the pass."""
+    token_ids: Sequence[int] = ()
+    """The newest token and masks of each."""
+
+    @property
+    def num_fed(self) -> int:
+        """Places of the context."""
+        return sum(layout.num_tokens for layout in self.context)
 
 
 @dataclass(frozen=True, slots=True)
