@@ -67,7 +67,6 @@ class StopConfig:
     is tried again from time to time; in [0, 1). It holds beside `adaptive_speculation`."""
 
     def __post_init__(self) -> None:
-        """Check ranges."""
         check_fields(self, WHERE)
 
 

@@ -96,7 +96,6 @@ class NgramSettings:
         return cls(**given)
 
     def __post_init__(self) -> None:
-        """Check ranges."""
         check_fields(self, "speculative_config.")
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
         allowed = f"1 to prompt_lookup_max ({high})"

@@ -193,7 +193,6 @@ class SpeculativeConfig:
         return cls(**shared)
 
     def __post_init__(self) -> None:
-        """Check what belongs together."""
         check_fields(self, WHERE)
         require(WHERE + "drafters", self.drafters, len(self.drafters) > 0, _LIST)
         names = [drafter.label for drafter in self.drafters]

@@ -33,7 +33,6 @@ class HeldInterrupt:
         self._came = False
 
     def __enter__(self) -> None:
-        """From here on it waits."""
         if threading.current_thread() is not threading.main_thread():
             return
         handler = signal.getsignal(signal.SIGINT)

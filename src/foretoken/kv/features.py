@@ -148,7 +148,6 @@ class GapRecord:
         self._gaps: dict[int, tuple[int, int]] = {}
 
     def __bool__(self) -> bool:
-        """Whether there may be any."""
         return bool(self._gaps)
 
     def add(self, page_table: Sequence[int], start: int, end: int) -> None:
@@ -188,7 +187,6 @@ class FeatureGaps:
         self.records = list(records)
 
     def __bool__(self) -> bool:
-        """Whether there may be any."""
         return any(self.records)
 
     def known_from(self, page_table: Sequence[int], start: int, end: int) -> int:

@@ -105,7 +105,6 @@ class DepthSteps(DraftSteps, ABC):
 
     @property
     def newest(self) -> list[int]:
-        """The newest token of each span."""
         return [sequence.token_ids[-1] for sequence in self.sequences]
 
     def first(self) -> Tensor:

@@ -45,7 +45,6 @@ class BlockWeights:
 
     @classmethod
     def as_stored(cls, kind: str, rows_NB: Tensor) -> "BlockWeights":
-        """Bytes of rows."""
         return cls(kind=kind, stored=(rows_NB,), order_N=torch.arange(rows_NB.shape[0]))
 
     @property

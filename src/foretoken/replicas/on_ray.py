@@ -146,7 +146,6 @@ class RayReplicas:
         return [ReplicaPlace(*one) for one in await self._board.read.remote()]
 
     def first(self) -> ReplicaPlace:
-        """One of them, once there is one."""
         return ReplicaPlace(*ray.get(self._board.read.remote())[0])
 
     def _join(self) -> None:

@@ -103,7 +103,6 @@ class StepOffers:
         return [i for i, s in enumerate(spans) if s.draft_budget > 0 and i not in self._taken]
 
     def request_id(self, index: int) -> str:
-        """The id of a span's request."""
         return self.spans[index].sequence.request.request_id
 
     def allowed(self, name: str, index: int) -> bool:

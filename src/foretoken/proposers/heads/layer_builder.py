@@ -25,7 +25,6 @@ class LayerBuilder:
     make: HeadLinears
 
     def norm(self, module: nn.Module) -> RMSNorm:
-        """The same norm."""
         return RMSNorm(module.get_parameter("weight").detach(), self.shape.rms_norm_eps)
 
     def attention(self, module: HeadAttention, geometry: Geometry) -> AttentionBlock:
@@ -47,7 +46,6 @@ class LayerBuilder:
         )
 
     def mlp(self, module: HeadMLP) -> GatedMLP:
-        """The same MLP."""
         return GatedMLP(
             gate_up=self.make.of([module.gate_proj, module.up_proj]),
             down=self.make.of([module.down_proj], adds_residual=True),

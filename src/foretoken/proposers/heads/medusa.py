@@ -120,7 +120,6 @@ class Medusa(StatelessHead):
 
     @property
     def residual_blocks(self) -> tuple[ResidualBlock, ...]:
-        """The blocks of all heads, head by head."""
         heads = cast("Iterable[Iterable[ResidualBlock]]", self.blocks)
         return tuple(block for head in heads for block in head)
 

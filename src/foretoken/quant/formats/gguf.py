@@ -124,7 +124,6 @@ class GgufFile:
             self._heads = {"q_proj": heads, "k_proj": keys}
 
     def keys(self) -> Iterable[str]:
-        """Names."""
         return self._tensors.keys()
 
     def block_kinds(self, names: Iterable[str]) -> set[str]:

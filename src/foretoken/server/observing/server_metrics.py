@@ -124,7 +124,6 @@ class ScrapedFamilies(Collector):
         return self._read(self)
 
     def one(self, kind: Kind, name: str, text: str, value: float) -> Metric:
-        """A family of one number."""
         return self.many(kind, name, text, (), [((), value)])
 
     def many(

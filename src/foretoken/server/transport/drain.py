@@ -14,7 +14,6 @@ class Drain:
         self._until_s: float | None = None
 
     def __call__(self) -> bool:
-        """Whether it has begun."""
         return self._until_s is not None
 
     def begin(self) -> None:

@@ -78,7 +78,6 @@ class BlockHead(PagedHead, ABC):
 
     @property
     def decoder_layers(self) -> tuple[HeadLayer, ...]:
-        """Its layers, in order."""
         return tuple(cast("Iterable[HeadLayer]", self.layers))
 
     @property

@@ -87,7 +87,6 @@ class Eagle3(ChainHead):
 
     @property
     def decoder_layers(self) -> tuple[Eagle3Layer, ...]:
-        """Its decoder layers, in order."""
         return tuple(cast("Iterable[Eagle3Layer]", self.layers))
 
     @property

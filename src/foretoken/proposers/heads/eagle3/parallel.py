@@ -35,7 +35,6 @@ class Masks:
     def steps(
         self, runner: ChainRunner, spans: list[Span], fed: Stretches, depths: list[int]
     ) -> "ParallelSteps":
-        """The steps of one draft, as of `DraftNetwork`."""
         return ParallelSteps(runner, self, spans, fed, depths)
 
     def rows(self, runner: ChainRunner, count: int) -> Tensor:

@@ -116,7 +116,6 @@ class SuffixCache:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all texts."""
         return self._num_tokens
 
     @property
