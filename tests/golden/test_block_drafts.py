@@ -16,7 +16,7 @@ from foretoken.proposers.chain import ChainDraft, Confidence, draft_chain
 from foretoken.proposers.heads.chain_head import ChainRunner
 from foretoken.proposers.heads.dflash.network import BlockHead, DFlash
 from foretoken.proposers.heads.dflash.runner import BlockRunner, BlockSteps
-from foretoken.proposers.heads.dflash.shape import BlockRows, BlockShape, BlockView
+from foretoken.proposers.heads.dflash.shape import BlockPass, BlockShape, BlockView
 from foretoken.proposers.heads.dspark import DSpark, MarkovShape
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.eagle3.parallel import Masks
@@ -270,7 +270,7 @@ def test_rows_do_not_depend_on_one_another(name: str, quantization: str) -> None
     size = len(rows.token_ids) // 2
     for i, fed in enumerate(rows.context):
         part = slice(i * size, (i + 1) * size)
-        alone = runner.run(BlockRows([fed], rows.blocks[i : i + 1], rows.token_ids[part]))
+        alone = runner.run(BlockPass([fed], rows.blocks[i : i + 1], rows.token_ids[part]))
         assert torch.equal(alone, together[part])
     assert len(spans) == 2
 

@@ -14,7 +14,7 @@ from foretoken.layers.embedding import Embedding
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.heads.dflash.network import BlockHead, DFlash
 from foretoken.proposers.heads.dflash.runner import BlockRunner
-from foretoken.proposers.heads.dflash.shape import BlockRows, BlockView
+from foretoken.proposers.heads.dflash.shape import BlockPass, BlockView
 from foretoken.proposers.heads.dspark import DSpark
 from foretoken.proposers.heads.paged_head import PagedContext
 from foretoken.proposers.heads.parts import HeadShape
@@ -91,7 +91,7 @@ def outputs_of(runner: BlockRunner, count: int, tokens: list[int]) -> torch.Tens
         runner.feed_context([SpanLayout(start=at, num_tokens=size, page_table=TABLE)])
         at += size
     layout = SpanLayout(start=count, num_tokens=len(tokens), page_table=TABLE)
-    return runner.run(BlockRows([], [layout], tokens)).clone()
+    return runner.run(BlockPass([], [layout], tokens)).clone()
 
 
 def close(found: torch.Tensor, wanted: Array) -> None:
@@ -142,7 +142,7 @@ def test_blocks_leave_nothing_behind(tmp_path: Path) -> None:
         SpanLayout(start=12, num_tokens=3, page_table=TABLE),
         SpanLayout(start=0, num_tokens=2, page_table=[3]),
     ]
-    both = runner.run(BlockRows([], layouts, [13, MASK, MASK, 14, MASK]))
+    both = runner.run(BlockPass([], layouts, [13, MASK, MASK, 14, MASK]))
     close(both[:3], reference(weights, 12, [13, MASK, MASK], (FULL, FULL)))
 
 

@@ -18,7 +18,7 @@ from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.heads.dflash.network import BlockHead
 from foretoken.proposers.heads.dflash.runner import BlockRunner
-from foretoken.proposers.heads.dflash.shape import BlockRows
+from foretoken.proposers.heads.dflash.shape import BlockPass
 from foretoken.proposers.heads.dspark import DSpark
 from foretoken.proposers.heads.folder import method_of, read_head
 from foretoken.proposers.heads.paged_head import PagedContext
@@ -126,7 +126,7 @@ def test_training_blocks_are_serving_blocks(method: str, few: int | None) -> Non
         context = [SpanLayout(start=0, num_tokens=slot + 1, page_table=TABLE)]
         blocks = [SpanLayout(start=slot + 1, num_tokens=size, page_table=TABLE)]
         tokens = [text[slot + 1], *[MASK] * (size - 1)]
-        outputs = runner.run(BlockRows(context, blocks, tokens))[first:]
+        outputs = runner.run(BlockPass(context, blocks, tokens))[first:]
         before = torch.tensor(text[slot + 1 : slot + 1 + DEPTH])
         wanted = runner.net.after(runner.own_logits(outputs), outputs, before)
         sure = runner.net.sure(outputs, before)

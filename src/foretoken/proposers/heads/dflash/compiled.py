@@ -38,7 +38,7 @@ from foretoken.ops.attention.native import NativeAttention
 from foretoken.ops.linear import KernelLinear, Linear
 from foretoken.ops.linear.gpu import GpuLinear, WholeLinear, pack_for_gpu
 from foretoken.proposers.heads.dflash.network import BlockHead
-from foretoken.proposers.heads.dflash.shape import BlockRows, BlockView
+from foretoken.proposers.heads.dflash.shape import BlockPass, BlockView
 from foretoken.proposers.heads.layer_builder import LayerBuilder
 from foretoken.proposers.heads.linears import (
     HeadLinears,
@@ -167,10 +167,10 @@ class RecordedBlocks:
     def feed(self, context: Sequence[SpanLayout]) -> None:
         self.steps.feed(context, self.store)
 
-    def run(self, rows: BlockRows) -> Tensor:
+    def run(self, rows: BlockPass) -> Tensor:
         return self.steps.block_outputs(*rows, self.store)
 
-    def draft(self, rows: BlockRows, plan: RolloutPlan) -> RolledOut | None:
+    def draft(self, rows: BlockPass, plan: RolloutPlan) -> RolledOut | None:
         return self.steps.draft_blocks(*rows, plan, self.store, self.first_row)
 
 
@@ -318,7 +318,7 @@ class CompiledBlocks:
 
     def feed(self, context: Sequence[SpanLayout]) -> None:
         """Keep keys and values of these places, whose features are known."""
-        self.run(BlockRows(context))
+        self.run(BlockPass(context))
 
     def _context(self, layouts: Sequence[SpanLayout]) -> Tensor:
         """Context rows of places, [T, D]."""
@@ -329,7 +329,7 @@ class CompiledBlocks:
         mixed: Tensor = self._norms[0](self._packed.mixer(features.read(slots).contiguous()))
         return mixed
 
-    def run(self, rows: BlockRows) -> Tensor:
+    def run(self, rows: BlockPass) -> Tensor:
         """Feed places and run blocks; the blocks' outputs [T, D], valid until the next call."""
         context_TD = self._context(rows.context)
         call, kept = self._begin(rows, 0)
@@ -340,7 +340,7 @@ class CompiledBlocks:
         del kept
         return self._rooms["outputs"].view(-1, self._table.shape[1])[: len(rows.token_ids)]
 
-    def draft(self, rows: BlockRows, plan: RolloutPlan) -> RolledOut:
+    def draft(self, rows: BlockPass, plan: RolloutPlan) -> RolledOut:
         """Feed places, at most MOST_ROWS, run blocks and draft up to `plan.steps` tokens of each,
         chosen as the plan says."""
         fed = rows.num_fed
@@ -364,7 +364,7 @@ class CompiledBlocks:
         del kept
         return drafts.drafted(done, logits_KV, of_all=True)
 
-    def _begin(self, given: BlockRows, steps: int) -> tuple[FtBlockCall, tuple[Any, ...]]:
+    def _begin(self, given: BlockPass, steps: int) -> tuple[FtBlockCall, tuple[Any, ...]]:
         """The call with its rows; the second result is to be kept until it is over."""
         context, blocks, token_ids = given
         pages, call, wide = array("i"), self._call, self._table.shape[1]

@@ -25,7 +25,7 @@ from foretoken.proposers.base import Proposer
 from foretoken.proposers.heads.base import HeadServingContext
 from foretoken.proposers.heads.dflash.compiled import CompiledBlocks, RecordedBlocks, compile_blocks
 from foretoken.proposers.heads.dflash.network import BlockHead
-from foretoken.proposers.heads.dflash.shape import BlockRows, BlockView
+from foretoken.proposers.heads.dflash.shape import BlockPass, BlockView
 from foretoken.proposers.heads.paged_head import PagedContext, PagedRunner, RunnerParts, serve_paged
 from foretoken.proposers.heads.parts import Attend
 from foretoken.proposers.kv_progress import MadeOf, Stretches
@@ -128,7 +128,7 @@ class BlockRunner(PagedRunner):
                 kv_TKh = torch.cat(layer.self_attn.keys_values(context_TD, rotation), dim=1)
                 write(layer_SKh, slots, quantize_kv(kv_TKh, layer_SKh.dtype))
 
-    def run(self, rows: BlockRows) -> Tensor:
+    def run(self, rows: BlockPass) -> Tensor:
         """Feed places, then one pass over blocks; their outputs [T, D], valid until the next
         pass."""
         blocks, token_ids = rows.blocks, rows.token_ids
@@ -144,7 +144,7 @@ class BlockRunner(PagedRunner):
         outputs_TD: Tensor = self.net(tokens_T, rotation, attends)
         return outputs_TD
 
-    def draft(self, rows: BlockRows, plan: RolloutPlan) -> RolledOut | None:
+    def draft(self, rows: BlockPass, plan: RolloutPlan) -> RolledOut | None:
         """The same, and `plan.steps` tokens of each block, where `drafts_at_once`; None: the
         kernels cannot choose them."""
         assert self.kernels is not None, "asked only where `drafts_at_once`"
@@ -155,7 +155,7 @@ class BlockRunner(PagedRunner):
         """Whether `draft` can do it."""
         return self.kernels is not None and self.kernels.drafts
 
-    def _few(self, rows: BlockRows) -> BlockRows:
+    def _few(self, rows: BlockPass) -> BlockPass:
         """What is left for a pass over blocks, after much was fed ahead of it."""
         if rows.num_fed <= MOST_ROWS:
             return rows
@@ -268,7 +268,7 @@ class BlockSteps(DepthSteps):
         found_N = self.runner.net.sure(outputs_ND, self._ids(last))
         return None if found_N is None else list(found_N.tolist())
 
-    def rows_to_run(self) -> BlockRows:
+    def rows_to_run(self) -> BlockPass:
         """What is to be fed, and a block for each sequence."""
         mask, layouts, tokens = self.runner.net.shape.mask_token_id, [], list[int]()
         for index, (sequence, depth) in enumerate(zip(self.sequences, self.depths, strict=True)):
@@ -276,7 +276,7 @@ class BlockSteps(DepthSteps):
             layout = self.runner.block(index, sequence.num_tokens - 1, depth, table)
             layouts.append(layout)
             tokens += [sequence.token_ids[-1], *[mask] * (layout.num_tokens - 1)]
-        return BlockRows(self._fed.layouts(self.sequences), layouts, tokens)
+        return BlockPass(self._fed.layouts(self.sequences), layouts, tokens)
 
     def _outputs_at(self, spans: list[int], depth: int) -> Tensor:
         return self._outputs_KD[self.rows(spans, depth)]

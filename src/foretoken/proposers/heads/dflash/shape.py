@@ -9,7 +9,7 @@ from foretoken.proposers.heads.parts import HeadShape
 from foretoken.shape import RopeShape
 
 
-class BlockRows(NamedTuple):
+class BlockPass(NamedTuple):
     """What one pass runs: context that is new, and blocks, laid end to end."""
 
     context: Sequence[SpanLayout]
