@@ -7,6 +7,7 @@ below 1e-6 if seeds were drawn anew (Laurent and Massart's bound on the tail of 
 """
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -113,35 +114,23 @@ CASES = pytest.mark.parametrize(
 )
 
 
-def check_simulated(params: SamplingParams, case: tuple[str, str, int], samples: int) -> None:
-    rule, method, k = case
+@CASES
+@pytest.mark.parametrize(
+    ("given", "samples"),
+    [
+        ({}, 8000),
+        ({"top_k": 3, "presence_penalty": 0.8}, 1500),
+        pytest.param({}, 100_000, marks=pytest.mark.slow),
+    ],
+    ids=["plain", "filters and penalties", "at length"],
+)
+def test_simulated_tokens_have_the_targets_distribution(
+    given: dict[str, Any], samples: int, rule: str, method: str, k: int, seeded: bool
+) -> None:
+    params = SamplingParams(temperature=1.3, seed=0 if seeded else None, **given)
     counts, model, accepted = simulate(params, rule, method, k, samples)
     assert_fits(counts, chain_probs(model, params))
     assert (accepted > 0) == (k > 0)
-
-
-@CASES
-def test_simulated_tokens_have_the_targets_distribution(
-    rule: str, method: str, k: int, seeded: bool
-) -> None:
-    params = SamplingParams(temperature=1.3, seed=0 if seeded else None)
-    check_simulated(params, (rule, method, k), 8000)
-
-
-@CASES
-def test_simulated_tokens_with_filters_and_penalties(
-    rule: str, method: str, k: int, seeded: bool
-) -> None:
-    seed = 0 if seeded else None
-    params = SamplingParams(temperature=1.3, top_k=3, presence_penalty=0.8, seed=seed)
-    check_simulated(params, (rule, method, k), 1500)
-
-
-@CASES
-@pytest.mark.slow
-def test_simulated_tokens_at_length(rule: str, method: str, k: int, seeded: bool) -> None:
-    params = SamplingParams(temperature=1.3, seed=0 if seeded else None)
-    check_simulated(params, (rule, method, k), 100_000)
 
 
 def test_one_step_with_a_peaked_drafter() -> None:

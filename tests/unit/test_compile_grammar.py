@@ -64,23 +64,15 @@ def test_what_is_wrong_is_said_with_the_parameter(kind: str, source: str) -> Non
 
 
 def test_a_child_that_was_killed_is_replaced(compiler: TrialCompiler) -> None:
-    compiler.check("regex", "a+", False)
-    child = compiler._child
-    assert child is not None
-    child.kill()
-    child.wait()
-    compiler.check("regex", "b+", False)
-    assert compiler._child is not None and compiler._child.pid != child.pid
-
-
-def test_a_child_that_ends_while_it_is_asked(compiler: TrialCompiler) -> None:
-    """As by the kernel, short of memory: the request is refused, the next one is not."""
+    """Killed as it is asked, as by the kernel, short of memory: that request alone is refused."""
     compiler.check("regex", "a+", False)
     child = compiler._child
     assert child is not None
     child.kill()
     child.wait()
     assert compiling._ask(child, b"{}\n" * 100_000) == b""
+    compiler.check("regex", "b+", False)
+    assert compiler._child is not None and compiler._child.pid != child.pid
 
 
 def test_no_process_is_not_the_clients_fault(
