@@ -71,7 +71,6 @@ def bucket(by: str = "all", value: str = "", rate: float = 0.5, **more: Any) -> 
         "rate": around(rate, 0.04),
         "length": around(1 + 5 * rate),
         "p10": around(rate * 0.8, 0.05),
-        "p50": around(rate),
         "p90": around(min(1.0, rate * 1.2)),
         "raw_p10": rate * 0.7,
         "histogram": (4000, 1500, 1000, 1000, 1000, 1500),

@@ -160,7 +160,7 @@ def test_whatever_a_server_sends_is_an_answer_or_an_error(
 
 
 def test_of_a_page_nothing_is_right() -> None:
-    """A stream of it has no event, which was once an answer without a fault."""
+    """A stream of it has neither text nor end, which was once an answer without a fault."""
     found, _ = run(lambda _, answer: with_body(answer, b"<html>moved</html>"))
     assert of(found).missing == "nothing could be asked"
 

@@ -12,7 +12,7 @@ import pytest
 
 from foretoken.errors import ConfigError, EndpointError
 from foretoken.lab.http.client import Client, connect
-from foretoken.lab.http.timed import HttpPool, Origin, now
+from foretoken.lab.http.timed import Answer, HttpPool, Origin, now
 from foretoken.lab.measure.driving import LoadRun, drive, instants
 from foretoken.lab.measure.experiment import ArmConfig
 from foretoken.lab.measure.workload import Item, Load, take
@@ -213,3 +213,17 @@ def test_nothing_is_added_that_an_unknown_server_would_refuse() -> None:
     assert set(asyncio.run(body())) == {
         "model", "max_tokens", "temperature", "stream", "stream_options", "prompt",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"), [("", None), ("content-length: 9\r\n", "truncated")], ids=["closed", "cut"]
+)
+def test_without_a_length_a_body_ends_with_its_connection(head: str, kind: str | None) -> None:
+    with answering([f"HTTP/1.0 200 OK\r\n{head}\r\nwhole".encode()]) as url:
+
+        async def ask() -> Answer:
+            return await HttpPool(url).send("GET", "/", timeout_s=60.0)
+
+        answer = asyncio.run(ask())
+    assert answer.body == b"whole"
+    assert (answer.broken.kind if answer.broken else None) == kind

@@ -254,7 +254,7 @@ def _bucket(by: str, value: str, records: Sequence[RequestRecord]) -> Acceptance
     rates = np.array([a.rate for a in long_enough])
     steps = np.array([_steps(a) for a in long_enough], np.float64)
     within = np.array([_variance(a) for a in long_enough], np.float64)
-    p10, p50, p90 = map(as_share, request_quantiles(rates, steps, within, (0.1, 0.5, 0.9)))
+    p10, p90 = map(as_share, request_quantiles(rates, steps, within, (0.1, 0.9)))
     known_steps = [a.num_steps for a in found if a.num_steps is not None]
     length = None
     if all(a.num_steps for a in found):
@@ -270,7 +270,6 @@ def _bucket(by: str, value: str, records: Sequence[RequestRecord]) -> Acceptance
         rate=as_share(_ratio(accepted, drafted)),
         length=length,
         p10=p10,
-        p50=p50,
         p90=p90,
         raw_p10=float(np.quantile(rates, 0.1)) if rates.size else float("nan"),
         num_too_short=len(found) - len(long_enough),

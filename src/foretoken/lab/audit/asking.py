@@ -130,10 +130,11 @@ def read_reply(body: Mapping[str, Any], answer: Answer) -> Reply:
         return Reply(body=body, error=f"an answer of {size / 1e6:.0f} MB")
     try:
         if body.get("stream"):
-            events = [event for _, event in parse_events(answer.pieces)[0]]
-            if not events:
-                raise ValueError("a stream without an event")
-            return _read(body, events)
+            events, done = parse_events(answer.pieces)
+            reply = _read(body, [event for _, event in events])
+            if not (done or reply.finish_reasons or reply.error):
+                raise ValueError("the stream ended without a finish reason")
+            return reply
         return _read(body, [json.loads(answer.body)])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = f"{type(error).__name__}: {error}"[:120]

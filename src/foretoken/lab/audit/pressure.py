@@ -14,7 +14,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from foretoken.errors import EndpointError
@@ -67,28 +67,27 @@ STAGES = (
 )
 
 
+@dataclass(slots=True)
 class Minutes:
     """What is left of the time that a user gives."""
 
-    def __init__(self, seconds: float, clock: Clock, missed: list[str] | None = None) -> None:
-        self.clock = clock
-        self.missed = [] if missed is None else missed
-        """What was not reached."""
-        self._seconds, self._began = seconds, clock()
+    seconds: float
+    clock: Clock
+    missed: list[str] = field(default_factory=list)
+    """What was not reached."""
+    began: float = 0.0
 
     def begin(self) -> None:
         """The time counts from now on."""
-        self._began = self.clock()
+        self.began = self.clock()
 
     def until(self, share: float) -> "Minutes":
         """The first `share` of it, with the same list."""
-        part = Minutes(share * self._seconds, self.clock, self.missed)
-        part._began = self._began
-        return part
+        return replace(self, seconds=share * self.seconds)
 
     @property
     def left(self) -> float:
-        return self._seconds - (self.clock() - self._began)
+        return self.seconds - (self.clock() - self.began)
 
 
 class _Churned:

@@ -70,8 +70,8 @@ _LENGTH = "{k}"
 """Stands in a command for the draft length."""
 _ROUNDING_CASES = 8
 _LATE, _LEAST_WAIT_S = 20.0, 30.0
-"""How many times as long as all of the first answers one may take, and seconds that it may in any
-case; under load, and behind long prompts, the server's own limit counts."""
+"""Times as long as all first answers that one may take, and seconds in any case; under load, and
+behind long prompts, the server's own limit counts."""
 SETS: tuple[Mapping[str, Any], ...] = (
     {"temperature": 1.0},
     {"temperature": 0.7, "top_p": 0.9},
@@ -415,15 +415,12 @@ async def _started(stack: AsyncExitStack, config: AuditConfig, log: Path, hooks:
     """The server with the longest drafts, or the shortest where it does not start with those."""
     depths = config.plan.depths
     try:
-        longest = _told(config.candidate, max(depths))
-        return await stack.enter_async_context(serving(longest, log))
+        return await stack.enter_async_context(serving(_told(config.candidate, max(depths)), log))
     except EndpointError as error:
         if _LENGTH not in (config.candidate.command or "") or len(set(depths)) < 2:
             raise
-        shortest = _told(config.candidate, min(depths))
-        found = await stack.enter_async_context(serving(shortest, log))
         hooks.say(f"asked with drafts of {min(depths)}; with {max(depths)}: {short(error)}")
-        return found
+        return await stack.enter_async_context(serving(_told(config.candidate, min(depths)), log))
 
 
 async def _run(config: AuditConfig, texts: list[str], out: Path, hooks: Hooks) -> Audited:

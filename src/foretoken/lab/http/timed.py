@@ -80,6 +80,11 @@ class Incoming:
         self.queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         """Pieces of the body, and None at its end, whole or not."""
 
+    @property
+    def sized(self) -> bool:
+        """Whether its head says where it ends; else it does with the connection (RFC 9112, 6.3)."""
+        return any(name in ("content-length", "transfer-encoding") for name, _ in self.headers)
+
     async def pieces(self) -> AsyncIterator[bytes]:
         while (piece := await self.queue.get()) is not None:
             yield piece
@@ -191,6 +196,9 @@ class _Connection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.keep = False
         started = self.incoming is not None and self.incoming.status > 0
+        if self.incoming is not None and started and not error and not self.incoming.sized:
+            self.on_message_complete()
+            return
         text = f"the server closed the connection ({error or 'end of file'})"
         self._fail(TransportError("truncated" if started else "connection", text))
 

@@ -148,7 +148,6 @@ class AcceptanceBucket:
     length: Interval | None
     p10: Interval
     """Quantiles of requests' rates with their sampling noise taken out (see `stats.shrinkage`)."""
-    p50: Interval
     p90: Interval
     raw_p10: float
     """P10 as measured, noise included."""
