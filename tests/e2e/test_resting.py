@@ -147,11 +147,11 @@ def test_drafters_have_what_the_target_leaves(
         assert parts.config.num_kv_tokens == num_tokens == pool.capacity
         fullest, run_step = 0, parts.runner.run
 
-        def watched(batch: Any, draws: bytes | None = None) -> Any:
+        def watched(*args: Any) -> Any:
             nonlocal fullest
             parts.scheduler.check_integrity()
             fullest = max(fullest, pool.num_used)
-            return run_step(batch, draws)
+            return run_step(*args)
 
         parts.runner.run = watched  # type: ignore[method-assign]
         for parameters in ("greedy", "seeded", "greedy"):
