@@ -147,11 +147,11 @@ def test_drafters_have_what_the_target_leaves(
         assert parts.config.num_kv_tokens == num_tokens == pool.capacity
         fullest, run_step = 0, parts.runner.run
 
-        def watched(*args: Any) -> Any:
+        def watched(*args: Any, **named: Any) -> Any:
             nonlocal fullest
             parts.scheduler.check_integrity()
             fullest = max(fullest, pool.num_used)
-            return run_step(*args)
+            return run_step(*args, **named)
 
         parts.runner.run = watched  # type: ignore[method-assign]
         for parameters in ("greedy", "seeded", "greedy"):
