@@ -188,7 +188,7 @@ class PlainTorch(Backend):
             linear,
             weights,
             adds_residual=spec.adds_residual,
-            adds_bias=bias_N is not None,
+            bias_N=bias_N,
         )
         return InvariantLinear(linear, rows)
 

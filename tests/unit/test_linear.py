@@ -54,8 +54,9 @@ def test_probe_finds_a_class_inside_the_true_one(low: int, high: int) -> None:
 class HalvedLinear(Linear):
     """Adds up one row in two halves, and more rows in one go; results have 16 bits."""
 
-    def __init__(self, weight_NK: Tensor) -> None:
+    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None) -> None:
         self._weight_KN = weight_NK.float().T
+        self._bias_N = torch.zeros(len(weight_NK)) if bias_N is None else bias_N.float()
 
     def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
         weight_KN, x_TK1 = self._weight_KN, x_TK.float()[:, :, None]
@@ -64,17 +65,21 @@ class HalvedLinear(Linear):
         sums = [torch.zeros(x_TK.shape[0], weight_KN.shape[1]) for _ in range(2)]
         for k, column_N in enumerate(weight_KN):
             sums[k >= cut].add_(x_TK1[:, k] * column_N)
-        found = sums[0] + sums[1]
+        found = sums[0] + sums[1] + self._bias_N
         return (found if residual_TN is None else found + residual_TN).to(x_TK.dtype)
 
 
-@pytest.mark.parametrize("adds_residual", [False, True])
+@pytest.mark.parametrize("adds", ["nothing", "residual", "bias", "both"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_probe_sees_another_order_of_few_sums(dtype: torch.dtype, adds_residual: bool) -> None:
+def test_probe_sees_another_order_of_few_sums(dtype: torch.dtype, adds: str) -> None:
     """Of results of 16 bits, hardly one in thousands changes where numbers are drawn at random."""
     weight_NK = weights(8, 40, dtype)
-    linear = HalvedLinear(weight_NK)
-    assert RowProbe().row_class(linear, weight_NK, adds_residual=adds_residual).min_rows == 2
+    bias_N = weights(8, 1, dtype)[:, 0] if adds in ("bias", "both") else None
+    residual = adds in ("residual", "both")
+    found = RowProbe().row_class(
+        HalvedLinear(weight_NK, bias_N), weight_NK, adds_residual=residual, bias_N=bias_N
+    )
+    assert found.min_rows == 2
 
 
 def test_probe_measures_each_shape_once() -> None:

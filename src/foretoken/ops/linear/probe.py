@@ -17,7 +17,7 @@ from foretoken.ops.linear.base import Linear
 CLASS_ROWS = 32
 _PROBE_ROWS = 256
 _SCALE = 16.0
-"""Of numbers in a probe's rows: the error of a sum is seen beside a bias."""
+"""Of numbers in a probe's rows: they are what a sum is made of, not its bias."""
 _SMALL = 4 << 20
 _ALL_SMALLER = tuple(range(31, 0, -1))
 _SOME_SMALLER = (31, 24, 17, 16, 13, 11, 9, 8, 7, 6, 5, 4, 3, 2, 1)
@@ -67,7 +67,7 @@ class RowProbe:
         weight_NK: Tensor,
         *,
         adds_residual: bool = False,
-        adds_bias: bool = False,
+        bias_N: Tensor | None = None,
     ) -> RowClass:
         """The class of 32 rows for weights of this shape, measured with random rows.
 
@@ -75,7 +75,7 @@ class RowProbe:
             linear: the kernel over `weight_NK`.
             weight_NK: shape, type and device are what counts; values do not.
             adds_residual: whether it will be given residuals.
-            adds_bias: whether `linear` has a bias.
+            bias_N: that of `linear`, if it has one.
         """
         key = (
             type(linear).__name__,
@@ -84,25 +84,31 @@ class RowProbe:
             str(weight_NK.device),
             torch.get_num_threads(),
             adds_residual,
-            adds_bias,
+            bias_N is not None,
         )
         if key not in self._known:
-            self._known[key] = _measure(linear, weight_NK, adds_residual)
+            self._known[key] = _measure(linear, weight_NK, bias_N, adds_residual)
         return self._known[key]
 
 
-def _cancel(x_TK: Tensor, weight_TK: Tensor) -> None:
-    """Change every other number of a row of `x_TK` so that its product with the same row of
-    `weight_TK` is about zero: terms are paired by the size of their weights."""
-    weights = weight_TK.float()
-    order_TK = weights.abs().argsort(dim=1)
-    even = order_TK.shape[1] // 2 * 2
-    first, second = order_TK[:, :even:2], order_TK[:, 1:even:2]
-    opposite = -x_TK.gather(1, first).float() * weights.gather(1, first) / weights.gather(1, second)
-    x_TK.scatter_(1, second, torch.nan_to_num(opposite, 1.0, 1.0, 1.0).to(x_TK.dtype))
+def _cancel(x_TK: Tensor, weight_TK: Tensor, bias_T: Tensor | None) -> None:
+    """Change three numbers of each row of `x_TK` so that its product with the same row of
+    `weight_TK`, and the bias, is zero up to the rounding of sums: each takes what the ones before
+    it left over by their own rounding."""
+    weights = weight_TK.double()
+    columns_T3 = weights.abs().topk(min(3, weights.shape[1]), dim=1).indices
+    x_TK.scatter_(1, columns_T3, 0.0)
+    for column_T1 in columns_T3.split(1, dim=1):
+        left_T1 = (x_TK.double() * weights).sum(1, keepdim=True)
+        if bias_T is not None:
+            left_T1 += bias_T.double()[:, None]
+        found_T1 = torch.nan_to_num(-left_T1 / weights.gather(1, column_T1), 1.0, 1.0, 1.0)
+        x_TK.scatter_(1, column_T1, found_T1.to(x_TK.dtype))
 
 
-def _measure(linear: Linear, weight_NK: Tensor, adds_residual: bool) -> RowClass:
+def _measure(
+    linear: Linear, weight_NK: Tensor, bias_N: Tensor | None, adds_residual: bool
+) -> RowClass:
     small = weight_NK.nbytes <= _SMALL
     generator = torch.Generator().manual_seed(0)
 
@@ -115,7 +121,7 @@ def _measure(linear: Linear, weight_NK: Tensor, adds_residual: bool) -> RowClass
     if x_TK.element_size() < 4:  # hardly a result of 16 bits shows in which order it was summed up
         step = max(1, weight_NK.shape[0] // _PROBE_ROWS)
         outputs_T = step * torch.arange(_PROBE_ROWS, device=x_TK.device) % weight_NK.shape[0]
-        _cancel(x_TK, weight_NK[outputs_T])
+        _cancel(x_TK, weight_NK[outputs_T], None if bias_N is None else bias_N[outputs_T])
         if residual_TN is not None:
             residual_TN.scatter_(1, outputs_T[:, None], 0.0)
 
