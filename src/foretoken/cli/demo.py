@@ -186,28 +186,22 @@ def _open_arms(
 
 def _show_writing(console: "Console", arms: tuple[Arm, ...]) -> None:
     """One prompt, plainly and with everything there is, as it comes."""
-    from rich.text import Text
-
-    from foretoken.cli.writing import STYLES, Painter, legend
+    from foretoken.cli.writing import Screen, TimedText
 
     prompt = (
         "class Queue:\n    def __init__(self):\n        self._items = []\n\n    def __len__(self):"
     )
     params = SamplingParams(temperature=0.6, seed=3, max_tokens=82)
     warm = SamplingParams(temperature=0.0, max_tokens=8)
-    console.print(legend())
-    for arm in (arm for arm in arms if arm.name in SHOWN):
+    for number, arm in enumerate(arm for arm in arms if arm.name in SHOWN):
         arm.llm.generate(prompt, warm, use_tqdm=False)
-        painter = Painter(arm.llm.get_tokenizer(), arm.llm.block_drafters)
+        screen, answer = Screen(arm.llm, console), TimedText()
+        if not number:
+            screen.legend()
         console.rule(f"method: {arm.name}", align="left")
-        console.print(Text(prompt, style="dim"), end="")
-        began, num_tokens = time.perf_counter(), 0
-        for output in arm.llm.stream(prompt, params):
-            num_tokens += len(output.new_token_ids)
-            for piece, source in painter.paint(output):
-                console.print(Text(piece, style=STYLES[source]), end="", soft_wrap=True)
-        seconds = time.perf_counter() - began
-        console.print(f"\n{num_tokens} tokens in {seconds:.2f} s", style="dim")
+        screen.say(prompt, end="")
+        screen.show(answer.follow(arm.llm.stream(prompt, params)))
+        screen.say(f"\n{answer.num_tokens} tokens in {answer.seconds:.2f} s")
     console.print()
 
 

@@ -28,6 +28,7 @@ from foretoken.types import FinishReason, Output, RequestMetrics, SamplingParams
 from foretoken.types.accepted import acceptance_length
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.text import Text
 
     from foretoken import LLM
@@ -182,21 +183,22 @@ def describe_acceptance(answers: Sequence[TimedText]) -> str | None:
 class Screen:
     """A terminal that shows texts in colours."""
 
-    def __init__(self, llm: "LLM") -> None:
+    def __init__(self, llm: "LLM", console: "Console | None" = None) -> None:
+        """Show what `llm` writes, on a console of its own if none is given."""
         from rich.console import Console
 
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = console or Console(highlight=False)
         self._llm = llm
 
     def legend(self) -> None:
         """Say what the colours mean."""
-        self._console.print(legend())
+        self._console.print(legend(), soft_wrap=True)
 
     def say(self, text: str, end: str = "\n") -> None:
         """Show words that are not the model's."""
         from rich.text import Text
 
-        self._console.print(Text(text, style="dim"), end=end)
+        self._console.print(Text(text, style="dim"), end=end, soft_wrap=True)
 
     def show(self, outputs: Iterator[Output]) -> None:
         """Show a text as it comes."""
@@ -205,7 +207,7 @@ class Screen:
         painter = Painter(self._llm.get_tokenizer(), self._llm.block_drafters)
         for output in outputs:
             for piece, source in painter.paint(output):
-                self._console.print(Text(piece, style=STYLES[source]), end="")
+                self._console.print(Text(piece, style=STYLES[source]), end="", soft_wrap=True)
 
 
 def write_plain(outputs: Iterator[Output]) -> None:
