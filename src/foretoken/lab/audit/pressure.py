@@ -14,7 +14,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from foretoken.errors import EndpointError
@@ -67,27 +67,25 @@ STAGES = (
 )
 
 
-@dataclass(slots=True)
 class Minutes:
-    """What is left of the time that a user gives."""
+    """What is left of the time that a user gives; it begins once."""
 
-    seconds: float
-    clock: Clock
-    missed: list[str] = field(default_factory=list)
-    """What was not reached."""
-    began: float = 0.0
+    def __init__(self, seconds: float, clock: Clock, missed: list[str], began: float = 0.0) -> None:
+        self.clock, self._seconds, self._began = clock, seconds, began
+        self.missed = missed
+        """What was not reached."""
 
     def begin(self) -> None:
         """The time counts from now on."""
-        self.began = self.clock()
+        self._began = self.clock()
 
     def until(self, share: float) -> "Minutes":
         """The first `share` of it, with the same list."""
-        return replace(self, seconds=share * self.seconds)
+        return Minutes(share * self._seconds, self.clock, self.missed, self._began)
 
     @property
     def left(self) -> float:
-        return self.seconds - (self.clock() - self.began)
+        return self._seconds - (self.clock() - self._began)
 
 
 class _Churned:

@@ -257,7 +257,7 @@ async def audit(
     """Every check of `plan`; `at_depth` tells the server how far to draft. Told to stop, it keeps
     what was found."""
     hooks = hooks or Hooks()
-    minutes = Minutes(60.0 * plan.minutes, hooks.clock)
+    minutes = Minutes(60.0 * plan.minutes, hooks.clock, [])
     watch = DraftWatch(arm.manner["pool"], hooks.clock)
     arm.heard = watch.heard
     cases = cases_of(texts, plan.prompts, plan.max_tokens)
