@@ -1,10 +1,6 @@
 """Integer weights as a GPU applies them, run by Triton's interpreter on the CPU. The guarded bugs:
 a tail of rows, outputs or inputs lost, halves of a group exchanged, a zero point or scale of
-another group, a row whose bits depend on its neighbours.
-
-Needs the triton package, and TRITON_INTERPRET=1 unless there is a GPU: then they run on it.
-CONTRIBUTING.md has the commands.
-"""
+another group, a row whose bits depend on its neighbours."""
 
 import importlib
 from pathlib import Path
@@ -18,18 +14,9 @@ from foretoken.backend import LinearSpec, TritonIntegers
 from foretoken.ops.linear import Linear
 from foretoken.quant import IntWeights, Scheme, round_weights
 from foretoken.quant.triton_layer import TritonLinear
-from tests.unit.kernels.triton_harness import (
-    DEVICE,
-    HAS_TRITON,
-    compiles,
-    normal,
-    runs,
-    tensor_cores,
-)
+from tests.unit.kernels.triton_harness import DEVICE, compiles, normal, runs, tensor_cores
 
 __all__ = ["tensor_cores"]
-
-pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="the triton package is not installed")
 INT8 = Scheme(name="int8", bits=8, group=0)
 SCHEMES = [
     INT8,
@@ -119,6 +106,7 @@ def test_bias_residual_and_strides(dtype: torch.dtype) -> None:
     assert linear(x_TK[:0]).shape == (0, 45)
 
 
+@runs
 @pytest.mark.parametrize("scheme", [INT8, SCHEMES[1], SCHEMES[2]])
 def test_it_keeps_the_bytes_of_the_formula(scheme: Scheme) -> None:
     linear = TritonLinear(round_weights(normal(0, 48, 256), scheme), dtype=torch.bfloat16)

@@ -209,8 +209,7 @@ class Engine:
                         planned = batch = parts.scheduler.join(batch)
                     joined = time.perf_counter()
                     draws = draws_of(parts.verifier, batch) if parts.runner.draws else None
-                    early = parts.ahead.chains.take(batch, draws)
-                    begun = BegunStep(batch, early or parts.runner.run(batch, draws))
+                    begun = BegunStep(batch, parts.ahead.chains.run(batch, draws))
                 parts.ahead.begin(begun)
                 batch, computed = begun.arrived()
                 verification, broken = verify_apart(parts.verifier, batch, computed)

@@ -102,17 +102,16 @@ class ChainAhead:
         if self._guess is not None and not self._ids:
             self._ids = [tuple(one) for one in ids]
 
-    def take(self, batch: Batch, draws: bytes | None) -> ModelOutput | None:
-        """The step that was begun, if it is that of this batch; None: it is to be run."""
+    def run(self, batch: Batch, draws: bytes | None) -> ModelOutput:
+        """Run the step, if it is not the one that was begun."""
         guess, self._guess = self._guess, None
-        if guess is None:
-            return None
-        chains = all(span.draft_parents is None for span in batch.spans)
-        if chains and guess.draws == draws and [s.draft_ids for s in batch.spans] == self._ids:
-            self._right += 1
-            return guess.output
-        self._wrong += 1
-        return None
+        if guess is not None:
+            chains = all(span.draft_parents is None for span in batch.spans)
+            if chains and guess.draws == draws and [s.draft_ids for s in batch.spans] == self._ids:
+                self._right += 1
+                return guess.output
+            self._wrong += 1
+        return self._runner.run(batch, draws)
 
 
 @final

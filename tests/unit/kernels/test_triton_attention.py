@@ -11,12 +11,7 @@ from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import AttentionCall, AttentionInts, KVLayer, Partials
 from foretoken.ops.attention import Geometry, ReferenceAttention, SpanWindow
-from foretoken.ops.attention.gpu import (
-    GpuAttention,
-    attention_shape,
-    plan_rows,
-    run_attention,
-)
+from foretoken.ops.attention.gpu import GpuAttention, attention_shape, plan_rows, run_attention
 from foretoken.ops.quantize_kv import quantize_kv
 from tests.unit.kernels.triton_harness import DEVICE, normal, runs, tensor_cores, triton_kernels
 

@@ -1,5 +1,6 @@
 """Whole decoders by Triton's kernels alone, in the interpreter: logits are those of transformers'
-own classes, and a prompt has the bits of its chunks, of a verification, of one token at a time."""
+own classes, and a prompt has the bits of its chunks, of a verification, of one token at a time. And
+drafts weighed against PyTorch's rules."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from tests.golden.families import MIXTURES, OWN, VOCAB, expected_logits, write_c
 from tests.golden.scenario import NUM_PAGES, PAGE, forward, in_pieces, open_runner
 from tests.gpu_twins import forget
 from tests.unit.kernels.triton_harness import GPU, runs, tensor_cores, triton_kernels
+from tests.unit.test_native_rejection import chains_are_decided
 
 pytestmark = [
     runs,
@@ -71,3 +73,8 @@ def fresh(runner: Runner) -> Runner:
     for layer in runner.store.layers:
         layer.fill_(7)
     return runner
+
+
+@pytest.mark.parametrize("name", ["standard", "block"])
+def test_chains_are_decided_as_by_the_rules(name: str) -> None:
+    chains_are_decided(name, 5, triton_kernels())

@@ -9,12 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.kernels.gpu_kernels import (
-    ExpertChoice,
-    ExpertMatrices,
-    ExpertPairs,
-    GpuKernels,
-)
+from foretoken.kernels.gpu_kernels import ExpertChoice, ExpertMatrices, ExpertPairs, GpuKernels
 from foretoken.ops.gpu.twin_kernels import TwinKernels
 from foretoken.shape.mixtures.experts import Experts, Routing
 from tests.unit.kernels.test_triton_matrix import weights

@@ -83,8 +83,7 @@ def test_add_norm_may_leave_out_the_norm(weighed: bool) -> None:
         stream, normed = normal(0, 3, 40), torch.full((3, 40), 7.0, device=DEVICE)
         weights_TP = normal(5, 3, 2) if weighed else None
         parts_PTD = normal(1, 2, 3, 40)
-        on = AddNorm(parts_PTD, None, stream, None, normed, EPS, weights_TP=weights_TP)
-        kernels.add_norm(on)
+        kernels.add_norm(AddNorm(parts_PTD, None, stream, None, normed, EPS, weights_TP=weights_TP))
         return [stream, normed]
 
     found, wanted = both(run)
@@ -187,7 +186,6 @@ def test_what_is_not_finite_shows_in_int8() -> None:
     layer = layer_of(whole)
     rotary = Rotary(torch.ones(1, 16, device=DEVICE), torch.zeros(1, 16, device=DEVICE))
     q = torch.zeros(1, 1, 16, device=DEVICE)
-    on = Heads(x_PTA, None, None, rotary, ints(0), ints(0), q, layer)
-    triton_kernels().turn_and_write(on)
+    triton_kernels().turn_and_write(Heads(x_PTA, None, None, rotary, ints(0), ints(0), q, layer))
     back = dequantize(whole, torch.float32)
     assert torch.isfinite(back[0, 0]).all() and back[0, 1].isnan().all()
