@@ -82,6 +82,25 @@ def test_probe_sees_another_order_of_few_sums(dtype: torch.dtype, adds: str) -> 
     assert found.min_rows == 2
 
 
+class ExactLinear(Linear):
+    """A row after the other, so that no number of rows changes a bit."""
+
+    def __init__(self, weight_NK: Tensor, bias_N: Tensor) -> None:
+        self._weight_NK, self._bias_N = weight_NK.double(), bias_N.double()
+
+    def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
+        rows = [self._weight_NK @ x_K + self._bias_N for x_K in x_TK.double()]
+        return torch.stack(rows).to(x_TK.dtype)
+
+
+@pytest.mark.parametrize("least", [0.0, 2.0**-24])
+def test_probe_stays_among_numbers_where_weights_are_next_to_nothing(least: float) -> None:
+    weight_NK, bias_N = weights(8, 40, torch.float16), torch.ones(8, dtype=torch.float16)
+    weight_NK[3] = least
+    found = RowProbe().row_class(ExactLinear(weight_NK, bias_N), weight_NK, bias_N=bias_N)
+    assert (found.min_rows, found.max_rows) == (1, 256)
+
+
 def test_probe_measures_each_shape_once() -> None:
     weight_NK, probe = weights(24, 16), RowProbe()
     first, second = MoodyLinear(weight_NK, 1, 99), MoodyLinear(weight_NK, 1, 99)

@@ -24,14 +24,15 @@ def plain(value: Any) -> Any:
     return value
 
 
-def record_of(kind: type[Record], given: object, field: str) -> Record:
+def record_of(kind: type[Record], given: object, field: str, beside: str = "") -> Record:
     """What a user wrote as a dictionary, or an object of this class, as such an object; keys whose
-    value is None count as left out. Raises ParameterError: something else, or an unknown key."""
+    value is None count as left out. `beside`: what else is allowed, which the caller takes. Raises
+    ParameterError: something else, or an unknown key."""
     if isinstance(given, kind):
         return given
     known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
     if not isinstance(given, Mapping):
-        raise ParameterError(field, given, f"a dictionary with {', '.join(known)}")
+        raise ParameterError(field, given, f"{beside}a dictionary with {', '.join(known)}")
     for key, value in given.items():
         if key not in known and value is not None:
             name = key if isinstance(key, str) else "(a key that is no text)"

@@ -35,7 +35,7 @@ class Speculation:
     def of(cls, given: object) -> Self | None:
         """Read what a user wrote: None, a dictionary with these keys, or an object of this class.
         Raises ParameterError: something else, or an unknown key."""
-        return None if given is None else record_of(cls, given, "speculation")
+        return None if given is None else record_of(cls, given, "speculation", "None or ")
 
     def __post_init__(self) -> None:
         """Check types and ranges; turn NumPy's scalars into Python's."""

@@ -37,7 +37,7 @@ class StructuredOutputs:
     def of(cls, given: object) -> Self | None:
         """Read what a user wrote: None, a dictionary with these keys, or an object of this class.
         Raises ParameterError: something else, or an unknown key."""
-        return None if given is None else record_of(cls, given, "structured_outputs")
+        return None if given is None else record_of(cls, given, "structured_outputs", "None or ")
 
     def __post_init__(self) -> None:
         """Check types and sizes; turn a schema into text and choices into a tuple."""

@@ -221,15 +221,15 @@ async def _stage(
     if found.left:
         minutes.missed.append(f"load: {', '.join(found.left)} at {stage.said}")
     sentence = f"{stage.said}, {found.num_cancelled} cancelled: answers are those of one alone"
-    result = judge(AuditCheck(f"load-{stage.in_flight}", sentence), found.looks, None)
+    check = AuditCheck(f"load-{stage.in_flight}", sentence)
+    result = judge(check, found.looks, None)
     if result.status not in ("fault", "open") or sides.plain is None:
         return result
     usual = await _loaded(sides.as_plain(), stage, cases, found.bad or every[:1], minutes)
-    seen = [look for look in usual.looks if look.sort not in ("unasked", "failed")]
-    wrong = sum(look.sort == "wrong" for look in seen)
-    result = replace(result, plain_answers=len(seen), plain_wrong=wrong,
-                     plain_differs=sum(look.sort == "differs" for look in seen))  # fmt: skip
-    both = wrong > 0 if result.status == "fault" else bool(usual.bad)
+    plain = judge(check, usual.looks, None)
+    result = replace(result, plain_answers=plain.answers, plain_wrong=plain.wrong,
+                     plain_differs=plain.differs)  # fmt: skip
+    both = plain.status == "fault" or plain.status == result.status
     return replace(result, status="both") if both else result
 
 
