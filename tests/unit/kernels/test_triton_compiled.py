@@ -212,11 +212,14 @@ def choose(kernels: GpuKernels) -> None:
 
 
 def route(kernels: GpuKernels) -> None:
-    """Of 128 experts eight, and the pairs in order."""
-    experts, one = replace(EXPERTS, count=128, used=8), empty(1, dtype=INT)
-    choice = ExpertChoice(experts, BF16, empty(128), empty(128, dtype=torch.float32))
-    pairs = ExpertPairs.empty(8, experts, torch.device("meta")).of(8, 128, 16)
-    kernels.choose_experts(empty(4, 8, 129, dtype=torch.float32), choice, one, pairs)
+    """Of 128 experts eight, in groups or not, and the pairs in order."""
+    one = empty(1, dtype=INT)
+    for groups in (1, 8):
+        routing = replace(EXPERTS.routing, groups=groups, groups_used=4)
+        experts = replace(EXPERTS, count=128, used=8, routing=routing)
+        choice = ExpertChoice(experts, BF16, empty(128), empty(128, dtype=torch.float32))
+        pairs = ExpertPairs.empty(8, experts, torch.device("meta")).of(8, 128, 16)
+        kernels.choose_experts(empty(4, 8, 129, dtype=torch.float32), choice, one, pairs)
     kernels.sort_pairs(pairs, 128, one)
 
 

@@ -33,6 +33,7 @@ CASES = [
     "phi3 partial rotary",
     "gemma3 two kinds of positions",
     "gpt_oss",
+    "glm4_moe",
 ]
 
 

@@ -35,6 +35,12 @@ ROUTINGS = {
     ),
     "capped": replace(PLAIN, used=1, routing=Routing(score="none", weights="sigmoid", softcap=2.0)),
     "all": replace(PLAIN, count=4, used=4),
+    "groups": replace(
+        PLAIN,
+        count=12,
+        routing=Routing(score="sigmoid", choice_bias=True, groups=4, groups_used=2),
+    ),
+    "groups of two": replace(PLAIN, used=2, routing=Routing(groups=5, groups_used=1)),
 }
 
 

@@ -58,12 +58,32 @@ def _weights(score, chosen, floor, added, WEIGHTS: tl.constexpr):
     return score
 
 
+@triton.jit
+def _within_groups(x, e, there, SIZE: tl.constexpr, GROUPS: tl.constexpr, OPEN: tl.constexpr):
+    """Minus infinity outside the OPEN best groups of SIZE: those whose two best have most."""
+    worth = x
+    for group in range(GROUPS):
+        inside = there & (e // SIZE == group)
+        rank = tl.where(inside, _rank(x), _LOWEST)
+        best = tl.argmax(rank, 0)
+        second = tl.argmax(tl.where(e == best, _LOWEST, rank), 0)
+        two = tl.sum(tl.where(e == best, x, 0.0)) + tl.sum(tl.where(e == second, x, 0.0))
+        worth = tl.where(inside, two, worth)
+    rank = tl.where(there, _rank(worth), _LOWEST)
+    is_open = e < 0
+    for _ in range(OPEN):
+        own = e // SIZE == tl.argmax(rank, 0) // SIZE
+        is_open = is_open | own
+        rank = tl.where(own, _LOWEST, rank)
+    return tl.where(is_open, x, float("-inf"))
+
+
 @triton.jit(do_not_specialize=["rows"])
 def choose(
     parts, bias, choice_bias, live, weights, experts, rows, width, softcap, floor, added, scale,
     PARTS: tl.constexpr, KIND: tl.constexpr, COUNT: tl.constexpr, USED: tl.constexpr,
     SCORE: tl.constexpr, WEIGHTS: tl.constexpr, SLOTS: tl.constexpr, CAPPED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr, OPEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program row: its experts and their weights; of a row that is not live, no expert.
 
@@ -87,6 +107,8 @@ def choose(
     choosing = score
     if choice_bias is not None:
         choosing += tl.load(choice_bias + e, mask=there, other=0.0)
+    if GROUPS > 1:
+        choosing = _within_groups(choosing, e, there, COUNT // GROUPS, GROUPS, OPEN)
     rank = tl.where(there, _rank(choosing), _LOWEST)
     chosen = e < 0
     for _ in range(USED):

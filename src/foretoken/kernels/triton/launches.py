@@ -248,7 +248,8 @@ class TritonKernels(GpuKernels):
             pairs.experts_TU, rows, width, routing.softcap or 0.0, routing.floor, routing.eps,
             routing.scale, PARTS=parts, KIND=_KINDS[choice.dtype], COUNT=experts.count,
             USED=experts.used, SCORE=routing.score, WEIGHTS=routing.weights,
-            SLOTS=pairs.weights_TS.shape[1], CAPPED=routing.softcap is not None, BLOCK=block,
+            SLOTS=pairs.weights_TS.shape[1], CAPPED=routing.softcap is not None,
+            GROUPS=routing.groups, OPEN=routing.groups_used, BLOCK=block,
             warps=1 if block <= 256 else 4,
         )  # fmt: skip
 
