@@ -1,14 +1,18 @@
 """Mixtures by a GPU's steps, with twins in the place of its kernels: transformers' logits, a row's
 own bits, the same tokens with drafts, and what a step says that it read."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from foretoken.kernels.gpu_kernels import ExpertPairs
 from foretoken.models import LoadOptions
+from foretoken.models.decoder import Decoder
 from foretoken.models.tensors import SpanLayout, StepDraws
 from foretoken.ops.drawing import BEST, pack_rows
 from foretoken.ops.gpu.twin_kernels import TwinKernels
@@ -23,7 +27,7 @@ LENGTH, PIECES = 46, [24, 16, 4, 1, 1]
 """Two chunks of a prompt, a verification of three drafts, two tokens one by one."""
 CASES = (
     "qwen3_moe", "gpt_oss", "qwen2_moe", "olmoe", "mixtral", "qwen3_moe some plain layers",
-    "glm4_moe norms, no groups", "minimax_m2",
+    "glm4_moe norms, no groups", "minimax_m2", "glm4_moe", "dots1",
 )  # fmt: skip
 
 
@@ -47,6 +51,37 @@ def test_logits_and_bits(case: str, kernels: TwinKernels, tmp_path: Path) -> Non
     others = [(ids[at:], 0, 9, [(pages[-1] + 7 + at) % NUM_PAGES] * 3) for at in range(0, 30, 3)]
     together = forward(runner, [*others, (ids, LENGTH - 5, LENGTH, pages)])
     assert torch.equal(together[-5:], whole[-5:])
+
+
+@pytest.mark.parametrize(
+    "broken", ["choose_experts", "experts_gate_up", "experts_down", "linear_long"]
+)
+def test_experts_that_give_other_bits_in_other_company_are_found(
+    broken: str,
+    kernels: TwinKernels,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A kernel whose results of many rows differ in their last bit: layers run one by one where
+    bits are promised, which is said; elsewhere steps are recorded."""
+    write_checkpoint(tmp_path, *MIXTURES["qwen2_moe"])
+    sound = getattr(TwinKernels, broken)
+
+    def other(self: TwinKernels, *given: Any) -> None:
+        sound(self, *given)
+        pairs = [one for one in given if isinstance(one, ExpertPairs)]
+        results = pairs[0].weights_TS if broken == "choose_experts" else given[-1]
+        if len(pairs[0].weights_TS if pairs else given[0]) > 16:
+            results.mul_(1 + 2**-23)
+
+    monkeypatch.setattr(TwinKernels, broken, other)
+    monkeypatch.setattr(logging.getLogger("foretoken"), "propagate", True)
+    for promised in (True, False):
+        caplog.clear()
+        model = open_runner(tmp_path, batch_invariant=promised).model
+        assert isinstance(model, Decoder) and (model.captured is None) is promised
+        assert ("probe of its experts failed" in caplog.text) is promised
 
 
 def test_experts_in_integers(tmp_path: Path) -> None:

@@ -712,7 +712,8 @@ class Builder:
             softcap=self.shape.logit_softcap,
             experts=self.shape.experts,
         )
-        return capture(parts, kernels, kernels.recorder())
+        promised = self.options.batch_invariant
+        return capture(parts, kernels, kernels.recorder(), keeps_bits=promised)
 
     def _ends(self) -> tuple[Embedding, Weights | KernelLinear]:
         """The embedding, and what the output head is made of: itself, where the embedding reads

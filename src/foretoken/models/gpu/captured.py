@@ -6,6 +6,7 @@ the same numbers, so the bits are the same. The twin of a CUDA graph on a CPU is
 (`ops.gpu.twin_kernels`). Owns the memory between layers.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -34,6 +35,8 @@ from foretoken.ops.attention.base import SpanWindow
 from foretoken.ops.attention.gpu import UnitPlan, lay_out, plan_rows
 from foretoken.ops.gpu.drawing import Draws, choose, read_rows
 from foretoken.shape.memory_formula import RECORDED_ROWS
+
+logger = logging.getLogger("foretoken")
 
 
 class _Made(NamedTuple):
@@ -130,7 +133,7 @@ class CapturedSteps:
 
         def wait() -> Arrived:
             numbers = read()
-            experts = sum(numbers[key[-1].logits :]) / max(self._decoder.num_mixtures, 1)
+            experts = sum(numbers[key[-1].logits :]) / max(len(self._decoder.mixtures), 1)
             return Arrived(numbers[:count], experts)
 
         return replace(output, wait=wait)
@@ -489,8 +492,17 @@ def _rolled_out(read_XB: Any, plan: RolloutPlan) -> RolledOut:
 
 
 def capture(
-    parts: DecoderParts, kernels: GpuKernels, recorder: Recorder | None
+    parts: DecoderParts,
+    kernels: GpuKernels,
+    recorder: Recorder | None,
+    *,
+    keeps_bits: bool = False,
 ) -> CapturedSteps | None:
-    """Steps of a decoder by the GPU's kernels; None: it has a part that they do not know."""
+    """Steps of a decoder by the GPU's kernels; None: it has a part that they do not know, or rows
+    are to keep their bits, and its experts do not keep them on this device, which is said."""
     decoder = bind(parts, kernels)
-    return None if decoder is None else CapturedSteps(decoder, recorder)
+    why = decoder.why_bits_differ() if decoder is not None and keeps_bits else None
+    if why is not None:
+        words = "GPU: layers of this model run one by one, slowly, and keep bits: the probe of its"
+        logger.warning("%s experts failed (%s)", words, why)
+    return None if decoder is None or why is not None else CapturedSteps(decoder, recorder)

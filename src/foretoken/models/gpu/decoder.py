@@ -30,7 +30,13 @@ from foretoken.layers.embedding import Embedding
 from foretoken.layers.mixture import Mixture
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
-from foretoken.models.gpu.mixture import GpuMixture, GpuMLP, bind_mixture, bind_mlp
+from foretoken.models.gpu.mixture import (
+    GpuMixture,
+    GpuMLP,
+    bind_mixture,
+    bind_mlp,
+    why_bits_differ,
+)
 from foretoken.models.gpu.step_buffers import DevicePass
 from foretoken.ops.attention.gpu import GpuAttention, layer_of, most_partials, run_attention
 from foretoken.ops.gpu.drawing import choose
@@ -157,14 +163,13 @@ class Workspace:
         several = [one for layer in bound for one in (layer.qkv, layer.out)]
         several += [one.mlp.down for one in bound if isinstance(one.mlp, GpuMLP)]
         mixtures = [one.mlp for one in bound if isinstance(one.mlp, GpuMixture)]
-        several += [one.router for one in mixtures]
         if parts.around is not None and parts.around.mixer is not None:
             several.append(parts.around.mixer)
         for one in several:
             most = max(most, one.outputs * max(one.most_parts, rows))
         if mixtures and parts.experts is not None:
             self.pairs = ExpertPairs.empty(rows, parts.experts, like.device)
-            most = max(most, parts.experts.results * rows * hidden)
+            most = max(most, *(one.results(rows, hidden) for one in mixtures))
         self.parts = empty(most, dtype=torch.float32)
 
 
@@ -176,7 +181,7 @@ class GpuDecoder:
         self.parts, self.kernels, self.bound = parts, kernels, bound
         ids_N = None if parts.around is None else parts.around.ids_N
         self.names_N = None if ids_N is None else ids_N.int()
-        self.num_mixtures = sum(isinstance(one.mlp, GpuMixture) for one in self.bound)
+        self.mixtures = [one.mlp for one in bound if isinstance(one.mlp, GpuMixture)]
         self.shape = bound[0].shape
         """Of attention; kinds of layers differ in windows alone."""
         positions = parts.kinds[0].rotary.cos.shape[0]
@@ -189,6 +194,12 @@ class GpuDecoder:
             )
             for kind in parts.kinds
         ]
+
+    def why_bits_differ(self) -> str | None:
+        """What of its experts gives a row other bits in other company; None: nothing does. Kernels
+        of other layers were asked when the device was."""
+        like_XD = self.parts.embedding.floats()
+        return why_bits_differ(self.kernels, self.mixtures[0], like_XD) if self.mixtures else None
 
     def mix(self, one: DevicePass, work: Workspace) -> None:
         """The stream of a head's first pass, of features of the rows' slots and of masks."""

@@ -1,11 +1,12 @@
 """A mixture of experts as a GPU's launches: five before the sum, and two of a shared expert.
 
 The matrices of its experts lie one over the other, so that a program finds its expert's by number.
+Where bits are promised, the device is asked whether rows keep theirs in any company.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Final, final
 
 import torch
 from torch import Tensor
@@ -23,6 +24,9 @@ from foretoken.ops.activation import COMPILED
 from foretoken.ops.linear.base import Linear
 from foretoken.ops.linear.gpu import GpuLinear
 from foretoken.shape.mixtures.experts import Experts
+
+_PROBED: Final = 24
+"""Rows."""
 
 
 @final
@@ -65,6 +69,11 @@ class GpuMixture:
         shared = 0 if self.shared is None else self.shared.inner
         return max(self.choice.experts.used * self.down.weights.inputs, shared)
 
+    def results(self, rows: int, hidden: int) -> int:
+        """float32 numbers that there is to be room for."""
+        router = self.router.outputs * max(self.router.most_parts, rows)
+        return max(router, self.choice.experts.results * rows * hidden)
+
     def run(
         self,
         kernels: GpuKernels,
@@ -72,6 +81,7 @@ class GpuMixture:
         live_1: Tensor,
         read_1: Tensor,
         room: tuple[ExpertPairs, Tensor, Tensor],
+        tile: int = 0,
     ) -> tuple[Tensor, Tensor]:
         """What its experts give, float32 by slot and row, and the weights of that.
 
@@ -81,10 +91,11 @@ class GpuMixture:
             live_1: int32, how many of them are none of padding.
             read_1: int32, written: how many experts were read.
             room: for pairs, for numbers between matrices, for float32 results.
+            tile: pairs of a block; 0: as the kernels would have it.
         """
         experts, (rows, hidden) = self.choice.experts, x_TD.shape
-        pairs, between, sums = room
-        tile = kernels.pair_tile(rows * experts.used, experts.count, self.gate_up.weights.bits)
+        (pairs, between, sums), bits = room, self.gate_up.weights.bits
+        tile = tile or kernels.pair_tile(rows * experts.used, experts.count, bits)
         pairs = pairs.of(rows, experts.count, tile)
         width, parts = self.router.weights.outputs, self.router.num_parts(rows)
         parts_PTE = sums[: parts * rows * width].view(parts, rows, width)
@@ -101,6 +112,37 @@ class GpuMixture:
         return y_STD, pairs.weights_TS
 
 
+def why_bits_differ(kernels: GpuKernels, mixture: GpuMixture, like_XD: Tensor) -> str | None:
+    """What gave a row other bits in other company; None: nothing did. Rows are alone, beside others
+    that share their experts, or some, or none, at other places of blocks of two sizes, and beside
+    padding; `like_XD`: of their type and width, on their device."""
+    experts, hidden = mixture.choice.experts, like_XD.shape[1]
+    generator = torch.Generator().manual_seed(0)
+    x_TD = torch.randn(_PROBED, hidden, generator=generator).to(like_XD)
+
+    def own(which: Sequence[int], padding: int, tile: int) -> Tensor:
+        """Of each of these rows: its weights, and what they weigh."""
+        x = torch.cat((x_TD[which], x_TD.new_full((padding, hidden), torch.nan)))
+        live_1, read_1 = x_TD.new_tensor([[len(which)], [0]], dtype=torch.int32)
+        room = (
+            ExpertPairs.empty(len(x), experts, x.device),
+            x.new_empty(len(x) * mixture.inner),
+            x.new_empty(mixture.results(len(x), hidden), dtype=torch.float32),
+        )
+        y_STD, weights_TS = mixture.run(kernels, x, live_1, read_1, room, tile)
+        every = torch.cat((y_STD.transpose(0, 1), weights_TS[..., None]), 2)
+        return every[: len(which)]
+
+    order, most = range(_PROBED), kernels.pair_tile(1 << 20, 1, mixture.gate_up.weights.bits)
+    whole = own(order, 0, 0)
+    companies = [([row], 3) for row in order[:8]] + [([*order[5:12]], 0), ([*order[::-1]] * 3, 5)]
+    for which, padding in companies:
+        for tile in (0, most):
+            if not torch.equal(own(which, padding, tile), whole[which]):
+                return f"experts of {len(which)} rows" + f", {tile} pairs a block" * bool(tile)
+    return None
+
+
 def bind_mlp(mlp: GatedMLP) -> GpuMLP | None:
     """The same for kernels; None: they have no such activation or matrix."""
     activation, gate_up, down = COMPILED.get(mlp.activate), mlp.gate_up, mlp.down
@@ -113,7 +155,7 @@ def bind_mixture(mixture: Mixture, experts: Experts) -> GpuMixture | None:
     """The same for kernels, the matrices of experts as parts of one; None: they do not have all."""
     router, routing, gate = mixture.router.linear, mixture.router.routing, mixture.shared_gate
     shared = None if mixture.shared is None else bind_mlp(mixture.shared)
-    if routing.expert_scales or routing.groups > 1 or experts.activation not in EXPERT_ACTIVATIONS:
+    if routing.expert_scales or experts.activation not in EXPERT_ACTIVATIONS:
         return None
     if not isinstance(router, GpuLinear) or (shared is None) != (mixture.shared is None):
         return None
