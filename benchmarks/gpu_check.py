@@ -27,14 +27,23 @@ from unittest import mock
 
 import common  # noqa: F401  (it makes the packages beside it known)
 import torch
-from gpu_models import SHAPES, RandomWeights, random_runner, rows_at, write_random_eagle3
+from gpu_models import (
+    MIXTURES,
+    SHAPES,
+    RandomWeights,
+    random_runner,
+    rows_at,
+    write_random_eagle3,
+)
 from torch import Tensor
 
 from foretoken import LLM, SamplingParams
 from foretoken.backend import backend_for
 from foretoken.kernels.gpu_kernels import GpuKernels, GpuWeights
 from foretoken.kernels.library import VARIABLE
+from foretoken.layers.mixture import Mixture
 from foretoken.models import LoadOptions, Model
+from foretoken.models.gpu.mixture import bind_mixture
 from foretoken.models.load import layer_builder
 from foretoken.models.tensors import StepDraws
 from foretoken.ops.attention import Geometry, SpanWindow
@@ -45,8 +54,8 @@ from foretoken.runtime import runner as runner_module
 from foretoken.shape import ModelShape
 from tests.drafters import ReplayProposer
 
-SECONDS = {"card": 15, "tests": 120, "bits": 40, "models": 100, "shapes": 110, "steps": 150,
-           "yardstick": 60}  # fmt: skip
+SECONDS = {"card": 15, "tests": 110, "bits": 40, "models": 90, "shapes": 100, "steps": 140,
+           "mixtures": 50, "yardstick": 50}  # fmt: skip
 BITS_ROWS = (1, 2, 6, 16, 17, 64, 128, 256, 2048)
 DRAFTERS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 4},
@@ -60,6 +69,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "medusa": {"method": "medusa", "model": "demo-medusa", "num_speculative_tokens": 3},
     "mlp": {"method": "mlp_speculator", "model": "demo-mlp", "num_speculative_tokens": 3},
 }  # fmt: skip
+PRODUCTS = ("linear_splits", "linear_long", "gate_up", "experts_gate_up", "experts_down")
 PROMPTS = ("def fibonacci(n):", "The capital of France is", "import os\nimport sys\n\nclass ")
 
 
@@ -170,17 +180,7 @@ def bits(check: Check) -> None:
     check.put("probe", why_bits_differ(check.kernels, check.device) or "passed")
     for name, (outputs, inputs) in _matrices("tiny" if check.rehearse else "llama-8b").items():
         linear = _linear(check, outputs, inputs)
-        most = 64 if check.rehearse else max(BITS_ROWS)
-        x_TK = check.randn(most, inputs)
-        whole = linear(x_TK)
-        wrong = [
-            rows
-            for rows in BITS_ROWS
-            if rows <= most
-            and not torch.equal(torch.cat([linear(x) for x in x_TK[: 4 * rows].split(rows)]),
-                                whole[: 4 * rows])
-        ]  # fmt: skip
-        check.put(f"rows {name}", wrong or "equal")
+        check.put(f"rows {name}", _other_bits(check, linear, inputs))
     geometry = _geometry(check, "tiny" if check.rehearse else "llama-8b")
     for tile in (32, 64, 128):
         kernels = _with_tile(check, tile)
@@ -188,6 +188,22 @@ def bits(check: Check) -> None:
             found = _attention_rows(check, GpuAttention(geometry, kernels))
             own = _attention_rows(check, GpuAttention(geometry, check.kernels))
             check.put(f"attention by tiles of {tile}", bool(torch.equal(found, own)))
+
+
+def mixtures(check: Check) -> None:
+    """Layers of published mixtures: the bits of their experts, and steps against what they read."""
+    for name in MIXTURES:
+        if name.startswith("tiny") is not check.rehearse:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            runner, shape = random_runner(name, Path(folder), check.device, check.dtype)
+            mixture: Any = runner.model.captured.parts.layers[0].mlp
+            bound: Any = bind_mixture(mixture, shape.experts)
+            give = partial(bound.give, check.kernels)
+            check.put(f"rows {name}", _other_bits(check, give, shape.hidden_size))
+            for batch in (1, 8) if check.rehearse else (1, 8, 64):
+                _time_step(check, (runner, shape), (batch, 1, 1000), f"{name}, ")
+            del runner, mixture, bound, give
 
 
 def models(check: Check) -> None:
@@ -232,36 +248,70 @@ def steps(check: Check) -> None:
     name = "tiny" if check.rehearse else "llama-8b"
     with tempfile.TemporaryDirectory() as folder:
         runner, shape = random_runner(name, Path(folder), check.device, check.dtype)
-        read = _weight_bytes(runner)
         for batch, rows, place in ((1, 1, 1000), (1, 6, 1000), (8, 1, 1000), (32, 1, 1000),
                                    (64, 1, 1000), (64, 6, 1000), (1, 1, 8000)):  # fmt: skip
             if check.rehearse and batch > 8:
                 continue
-            place = min(place, shape.max_position_embeddings - 8)
-            layouts, ids = rows_at(batch, rows, place, runner.page_size)
-            draws = StepDraws(pack_rows(range(batch * rows), Drawing.of(0.8, None)))
-            on = (layouts, ids, range(batch * rows), runner.store, None, draws)
-
-            def step(on: tuple[Any, ...] = on) -> None:
-                runner.model.step(*on).arrived()
-
-            with torch.inference_mode():
-                check.kernels.launched.clear()
-                step()  # It is launched twice: to compile it and to record it.
-                launches = check.kernels.launched.total() // 2
-                seconds = _wall(step, 3 if check.rehearse else 30)
-            kept = batch * place * shape.kv_bytes_per_token(2, "auto")
-            limit = (read + kept) / check.read_gb_s / 1e9
-            reserved = torch.cuda.memory_reserved() if check.device.type == "cuda" else 0
-            found = {"ms": round(1e3 * seconds, 3), "limit_ms": round(1e3 * limit, 3),
-                     "reserved_mib": reserved >> 20,
-                     "fraction": round(limit / seconds, 3), "tokens_s": round(batch / seconds, 1),
-                     "launches": launches}  # fmt: skip
-            check.put(f"batch {batch}, {rows} rows, place {place}", found)
+            _time_step(check, (runner, shape), (batch, rows, place))
         if check.device.type == "cuda":
             check.put("profile of batch 1", _profile(runner))
-        runner = step = on = None  # The engine wants the memory.
+        del runner  # The engine wants the memory.
         _engine(check, name, Path(folder))
+
+
+def _time_step(
+    check: Check, on: tuple[Any, ModelShape], size: tuple[int, int, int], name: str = ""
+) -> None:
+    """A whole step: measured, as docs/gpu.md predicts it, and the limit that reading sets.
+
+    `size`: sequences, rows of each, and their place.
+    """
+    (runner, shape), (batch, rows, place) = on, size
+    place = min(place, shape.max_position_embeddings - 8)
+    layouts, ids = rows_at(batch, rows, place, runner.page_size)
+    draws = StepDraws(pack_rows(range(batch * rows), Drawing.of(0.8, None)))
+
+    def step() -> Any:
+        given = (layouts, ids, range(batch * rows), runner.store, None, draws)
+        return runner.model.step(*given).arrived()
+
+    with torch.inference_mode():
+        check.kernels.launched.clear()
+        experts = step().experts_read  # It is launched twice: to compile it and to record it.
+        launched = {one: count // 2 for one, count in check.kernels.launched.items()}
+        seconds = _wall(step, 3 if check.rehearse else 30)
+    windows = [shape.window(layer) or place for layer in range(shape.num_hidden_layers)]
+    seen = sum(min(place, window) for window in windows) / len(windows)
+    kept = batch * seen * shape.kv_bytes_per_token(2, "auto")
+    read = _weight_bytes(runner, experts) + kept
+    limit, launches = read / check.read_gb_s / 1e9, sum(launched.values())
+    products = sum(launched.get(one, 0) for one in PRODUCTS)
+    gaps = (1.5 * products + 2.5 * (launches - products)) / 1e6
+    reserved = torch.cuda.memory_reserved() if check.device.type == "cuda" else 0
+    found = {"ms": round(1e3 * seconds, 3), "predicted_ms": round(1e3 * (limit / 0.92 + gaps), 3),
+             "limit_ms": round(1e3 * limit, 3), "reserved_mib": reserved >> 20,
+             "fraction": round(limit / seconds, 3), "tokens_s": round(batch / seconds, 1),
+             "launches": launches}  # fmt: skip
+    if shape.experts is not None:
+        # What a router that chooses evenly reads, and what this one did.
+        even = _weight_bytes(runner, shape.experts.touched(batch * rows)) + kept
+        found |= {"experts": experts, "mib": [round(one / 2**20, 1) for one in (even, read)]}
+    check.put(f"{name}batch {batch}, {rows} rows, place {place}", found)
+
+
+def _other_bits(check: Check, run: Callable[[Tensor], Tensor], inputs: int) -> Any:
+    """By how many rows at once some row has other bits than among most; or `equal`."""
+    most = 64 if check.rehearse else max(BITS_ROWS)
+    x_TK = check.randn(most, inputs)
+    whole = run(x_TK)
+    wrong = [
+        rows
+        for rows in BITS_ROWS
+        if rows <= most
+        and not torch.equal(torch.cat([run(x) for x in x_TK[: 4 * rows].split(rows)]),
+                            whole[: 4 * rows])
+    ]  # fmt: skip
+    return wrong or "equal"
 
 
 def _engine(check: Check, name: str, folder: Path) -> None:
@@ -425,13 +475,21 @@ def _attention_seconds(check: Check, geometry: Geometry, places: int) -> float:
     return check.seconds(lambda: attend(q_THh, kv_SKh))
 
 
-def _weight_bytes(runner: Any) -> int:
-    """Bytes that a step reads of the weights: all but the table."""
+def _weight_bytes(runner: Any, experts: float) -> int:
+    """Bytes that a step reads of the weights: all but the table, and so many of a layer's
+    experts."""
     parts = runner.model.captured.parts
-    linears = [layer.attention.qkv for layer in parts.layers]
-    linears += [layer.attention.out for layer in parts.layers]
-    linears += [one for layer in parts.layers for one in (layer.mlp.gate_up, layer.mlp.down)]
-    return sum(one.weights.values_NK.nbytes for one in [*linears, parts.head])
+    whole, each = [parts.head], list[Any]()
+    for layer in parts.layers:
+        mlp = layer.mlp
+        whole += [layer.attention.qkv, layer.attention.out]
+        if isinstance(mlp, Mixture):
+            whole.append(mlp.router.linear)
+            each += [mlp.experts[0].gate_up, mlp.experts[0].down]
+        else:
+            whole += [mlp.gate_up, mlp.down]
+    sizes = (sum(one.weights.values_NK.nbytes for one in some) for some in (whole, each))
+    return round(sum(size * times for size, times in zip(sizes, (1, experts), strict=True)))
 
 
 def _wall(run: Callable[[], Any], repeats: int) -> float:
@@ -466,7 +524,7 @@ def _profile(runner: Any) -> dict[str, Any]:
 
 SECTIONS: dict[str, Callable[[Check], None]] = {
     "card": card, "tests": tests, "bits": bits, "models": models, "shapes": shapes,
-    "steps": steps, "yardstick": yardstick,
+    "steps": steps, "mixtures": mixtures, "yardstick": yardstick,
 }  # fmt: skip
 
 

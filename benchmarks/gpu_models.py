@@ -22,6 +22,9 @@ _LLAMA: Final = {"model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e
                  "rope_theta": 500000.0, "torch_dtype": "bfloat16", "attention_bias": False,
                  "architectures": ["LlamaForCausalLM"], "bos_token_id": 1,
                  "eos_token_id": 2}  # fmt: skip
+_TINY: Final = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
+                "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 500,
+                "max_position_embeddings": 512}  # fmt: skip
 SHAPES: Final[dict[str, dict[str, Any]]] = {
     "llama-8b": {**_LLAMA, "hidden_size": 4096, "intermediate_size": 14336,
                  "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -31,10 +34,26 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
                  "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
                  "head_dim": 64, "vocab_size": 128256, "max_position_embeddings": 16384,
                  "tie_word_embeddings": True},
-    "tiny": {**_LLAMA, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3,
-             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
-             "vocab_size": 500, "max_position_embeddings": 512, "tie_word_embeddings": False},
+    "tiny": {**_LLAMA, **_TINY, "intermediate_size": 256, "tie_word_embeddings": False},
 }  # fmt: skip
+_MIXTURE: Final = {**_LLAMA, "num_hidden_layers": 8, "max_position_embeddings": 16384,
+                   "tie_word_embeddings": False}  # fmt: skip
+MIXTURES: Final[dict[str, dict[str, Any]]] = {
+    "qwen3-30b-a3b": {**_MIXTURE, "model_type": "qwen3_moe", "hidden_size": 2048, "head_dim": 128,
+                      "num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 128,
+                      "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+                      "norm_topk_prob": True, "intermediate_size": 6144, "vocab_size": 151936,
+                      "rms_norm_eps": 1e-6, "architectures": ["Qwen3MoeForCausalLM"]},
+    "gpt-oss-20b": {**_MIXTURE, "model_type": "gpt_oss", "hidden_size": 2880, "head_dim": 64,
+                    "num_attention_heads": 64, "num_key_value_heads": 8, "num_local_experts": 32,
+                    "num_experts_per_tok": 4, "intermediate_size": 2880, "vocab_size": 201088,
+                    "sliding_window": 128, "attention_bias": True,
+                    "architectures": ["GptOssForCausalLM"]},
+}  # fmt: skip
+"""Eight layers of each, which any card holds."""
+_FEW: Final = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
+               "moe_intermediate_size": 64, "intermediate_size": 64}  # fmt: skip
+MIXTURES.update({f"tiny {name}": {**of, **_TINY, **_FEW} for name, of in MIXTURES.items()})
 
 
 class RandomWeights:
@@ -43,10 +62,11 @@ class RandomWeights:
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device, self._dtype = device, dtype
 
-    def take(self, name: str, shape: Sequence[int]) -> Tensor:
+    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+        dtype = dtype or self._dtype
         if "norm" in name:
-            return torch.ones(*shape, device=self._device, dtype=self._dtype)
-        found = torch.randn(*shape, device=self._device, dtype=self._dtype)
+            return torch.ones(*shape, device=self._device, dtype=dtype)
+        found = torch.randn(*shape, device=self._device, dtype=dtype)
         return found.mul_(shape[-1] ** -0.5)
 
     keep = take
@@ -66,8 +86,9 @@ class RandomWeights:
 def random_runner(
     name: str, folder: Path, device: torch.device, dtype: torch.dtype, tokens: int | None = None
 ) -> tuple[Runner, ModelShape]:
-    """One of SHAPES over pages for 64 sequences of a thousand tokens, or for so many tokens."""
-    (folder / "config.json").write_text(json.dumps(SHAPES[name]))
+    """One of SHAPES or MIXTURES over pages for 64 sequences of a thousand tokens, or for so many
+    tokens."""
+    (folder / "config.json").write_text(json.dumps({**SHAPES, **MIXTURES}[name]))
     shape = ModelShape.from_config(folder)
     options = LoadOptions(dtype=dtype, device=device, batch_invariant=True, page_size=16)
     with torch.inference_mode():

@@ -111,34 +111,33 @@ class GpuMixture:
             self.shared.down.run(self.shared.gated(kernels, x_TD, between), y_STD[experts.used :])
         return y_STD, pairs.weights_TS
 
+    def give(self, kernels: GpuKernels, x_TD: Tensor, padding: int = 0, tile: int = 0) -> Tensor:
+        """The same in memory of its own, beside so many rows of padding: of each row what is
+        weighed, and the weights behind it, [T, S, D + 1]."""
+        live, hidden = x_TD.shape
+        x_TD = torch.cat((x_TD, x_TD.new_full((padding, hidden), torch.nan)))
+        ints_21 = x_TD.new_tensor([[live], [0]], dtype=torch.int32)
+        room = (
+            ExpertPairs.empty(len(x_TD), self.choice.experts, x_TD.device),
+            x_TD.new_empty(len(x_TD) * self.inner),
+            x_TD.new_empty(self.results(len(x_TD), hidden), dtype=torch.float32),
+        )
+        y_STD, weights_TS = self.run(kernels, x_TD, *ints_21, room, tile)
+        return torch.cat((y_STD.transpose(0, 1), weights_TS[..., None]), 2)[:live]
+
 
 def why_bits_differ(kernels: GpuKernels, mixture: GpuMixture, like_XD: Tensor) -> str | None:
     """What gave a row other bits in other company; None: nothing did. Rows are alone, beside others
     that share their experts, or some, or none, at other places of blocks of two sizes, and beside
     padding; `like_XD`: of their type and width, on their device."""
-    experts, hidden = mixture.choice.experts, like_XD.shape[1]
     generator = torch.Generator().manual_seed(0)
-    x_TD = torch.randn(_PROBED, hidden, generator=generator).to(like_XD)
-
-    def own(which: Sequence[int], padding: int, tile: int) -> Tensor:
-        """Of each of these rows: its weights, and what they weigh."""
-        x = torch.cat((x_TD[which], x_TD.new_full((padding, hidden), torch.nan)))
-        live_1, read_1 = x_TD.new_tensor([[len(which)], [0]], dtype=torch.int32)
-        room = (
-            ExpertPairs.empty(len(x), experts, x.device),
-            x.new_empty(len(x) * mixture.inner),
-            x.new_empty(mixture.results(len(x), hidden), dtype=torch.float32),
-        )
-        y_STD, weights_TS = mixture.run(kernels, x, live_1, read_1, room, tile)
-        every = torch.cat((y_STD.transpose(0, 1), weights_TS[..., None]), 2)
-        return every[: len(which)]
-
+    x_TD = torch.randn(_PROBED, like_XD.shape[1], generator=generator).to(like_XD)
     order, most = range(_PROBED), kernels.pair_tile(1 << 20, 1, mixture.gate_up.weights.bits)
-    whole = own(order, 0, 0)
+    whole = mixture.give(kernels, x_TD)
     companies = [([row], 3) for row in order[:8]] + [([*order[5:12]], 0), ([*order[::-1]] * 3, 5)]
     for which, padding in companies:
         for tile in (0, most):
-            if not torch.equal(own(which, padding, tile), whole[which]):
+            if not torch.equal(mixture.give(kernels, x_TD[which], padding, tile), whole[which]):
                 return f"experts of {len(which)} rows" + f", {tile} pairs a block" * bool(tile)
     return None
 
