@@ -16,6 +16,7 @@ from foretoken.ops.gpu.twin_kernels import TwinKernels
 from foretoken.testing import write_tiny_llama
 from tests.e2e.heads import write_head
 from tests.e2e.lossless import Result, counted, generate, make_prompts, open_exact
+from tests.golden.families import MIXTURES, write_checkpoint
 from tests.gpu_twins import twins
 from tests.marks import slow
 
@@ -98,6 +99,25 @@ def test_ranks_have_the_bits_of_one(
         runner = llm._engine.parts.runner
         assert runner.store.layers[0].shape[1] == 2 * SHAPE["num_key_value_heads"] // ranks
     assert all(map(torch.equal, found, alone[0]))
+
+
+MIXTURES_HERE = {"glm4_moe": {"first_k_dense_replace": 1}, "gpt_oss": {"intermediate_size": 64}}
+
+
+@pytest.mark.parametrize("case", ["glm4_moe", slow("gpt_oss")])
+def test_mixtures_too(case: str, tmp_path: Path, kernels: TwinKernels) -> None:
+    """Ranks have columns of every expert, of what they share too, and of each of their biases."""
+    kind, changes = MIXTURES[case]
+    sizes = {**changes, **SHAPE, **MIXTURES_HERE[case], "moe_intermediate_size": 64}
+    write_checkpoint(tmp_path, kind, sizes)
+    found = []
+    for ranks in (1, 2):
+        with open_ranks({"plain": tmp_path}, ranks) as llm:
+            kernels.launched.clear()
+            found.append((logits(llm), tokens(llm)))
+            assert kernels.launched["experts_down"] > 0
+    assert kernels.launched["gather"] > 0
+    assert found[0][1] == found[1][1] and all(map(torch.equal, found[0][0], found[1][0]))
 
 
 @pytest.mark.parametrize("drafts", [slow("draft model"), "eagle3"])

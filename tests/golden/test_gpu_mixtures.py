@@ -4,15 +4,19 @@ own bits, the same tokens with drafts, and what a step says that it read."""
 import logging
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import ExpertPairs
+from foretoken.layers.mixture import Mixture
 from foretoken.models import LoadOptions
 from foretoken.models.decoder import Decoder
+from foretoken.models.gpu.mixture import GpuMixture, bind_mixture, why_bits_differ
 from foretoken.models.tensors import SpanLayout, StepDraws
 from foretoken.ops.drawing import BEST, pack_rows
 from foretoken.ops.gpu.twin_kernels import TwinKernels
@@ -82,6 +86,30 @@ def test_experts_that_give_other_bits_in_other_company_are_found(
         model = open_runner(tmp_path, batch_invariant=promised).model
         assert isinstance(model, Decoder) and (model.captured is None) is promised
         assert ("probe of its experts failed" in caplog.text) is promised
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_ranks_agree_on_what_the_probe_found(
+    others: bool, kernels: TwinKernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one would wait for what another does not send."""
+
+    class Ranks:
+        size = 2
+
+        def gather_into(self, x: Tensor, found_RX: Tensor) -> None:
+            found_RX[0] = x
+            found_RX[1] = others
+
+    write_checkpoint(tmp_path, *MIXTURES["qwen2_moe"])
+    model = open_runner(tmp_path, batch_invariant=True).model
+    assert isinstance(model, Decoder) and isinstance(model.layers[0].mlp, Mixture)
+    assert model.shape.experts is not None
+    bound = bind_mixture(model.layers[0].mlp, model.shape.experts)
+    assert bound is not None
+    monkeypatch.setattr(GpuMixture, "give", lambda self, kernels, x_TD, *_: x_TD)
+    found = why_bits_differ(kernels, replace(bound, ranks=Ranks()), model.embedding.floats())  # type: ignore[arg-type]
+    assert (found is not None) is others
 
 
 def test_experts_in_integers(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def resolve(
     invariant = resolve_invariance(config, device, dtype, shape, packs, gpus)
     used, held = None if device == "cpu" else gpus, _packs(device, dtype, packs)
     _check_ranks(target, used, can_watch="cpu" in packs)
-    recorded = used is not None and _keeps_bits(used, dtype, shape) and not shape.experts
+    recorded = used is not None and _keeps_bits(used, dtype, shape)
     facts = MemoryFacts(
         target=target,
         drafting=drafting or Drafting(),
@@ -248,6 +248,7 @@ def _check_ranks(target: ModelMemory, gpus: Gpus | None, *, can_watch: bool) -> 
             hidden_size=shape.hidden_size,
             intermediate_size=shape.intermediate_size,
             width_of_experts=0 if shape.experts is None else shape.experts.width,
+            width_of_the_shared_expert=0 if shape.experts is None else shape.experts.shared_width,
             vocabulary=shape.vocab_size,
         )
         allowed = f"on cuda a number that divides the model's {' and '.join(uneven)}"

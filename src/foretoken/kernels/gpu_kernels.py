@@ -446,9 +446,15 @@ class GpuKernels(ABC):
 
     @abstractmethod
     def add_parts(
-        self, parts_PTN: Tensor, bias_N: Tensor | None, residual_TN: Tensor | None, y_TN: Tensor
+        self,
+        parts_PTN: Tensor,
+        bias_N: Tensor | None,
+        residual_TN: Tensor | None,
+        y_TN: Tensor,
+        weights_TP: Tensor | None = None,
     ) -> None:
-        """y = parts in order + bias + residual in float32, rounded once to y's type."""
+        """y = parts, times weights if there are some, in order + bias + residual in float32,
+        rounded once to y's type. One part alone may be of another type, and is copied."""
 
     @abstractmethod
     def embed(self, tokens_T: Tensor, table_VD: Tensor, scale: float, stream_TD: Tensor) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from foretoken.config.reader import require
 from foretoken.distributed import Group
+from foretoken.kernels.gpu_kernels import Devices, GpuKernels
 from foretoken.ops.linear.gpu import GpuLinear
 
 
@@ -84,9 +85,25 @@ class OutputsLinear(GpuLinear):
 
     def run(self, x_TK: Tensor, parts_PTN: Tensor) -> None:
         """Gather them, and put them side by side."""
-        own_TN = parts_PTN.new_empty(1, len(x_TK), self.weights.outputs)
-        self.run_own(x_TK, own_TN)
-        found_RTN = own_TN.new_empty(self._group.size, *own_TN.shape)
-        self.kernels.gather(self._group, own_TN, found_RTN)
-        for part_1TN, to_TN in zip(found_RTN, parts_PTN[0].chunk(self._group.size, 1), strict=True):
-            self.kernels.add_parts(part_1TN, None, None, to_TN)
+        own_TN = own_columns(self._group, parts_PTN[0])
+        self.run_own(x_TK, own_TN[None])
+        gather_columns(self.kernels, self._group, own_TN, parts_PTN[0])
+
+
+def own_columns(ranks: Devices | None, every_TN: Tensor) -> Tensor:
+    """Room for this rank's share of equally many; alone it is all of that."""
+    if ranks is None:
+        return every_TN
+    return every_TN.new_empty(len(every_TN), every_TN.shape[1] // ranks.size)
+
+
+def gather_columns(
+    kernels: GpuKernels, ranks: Devices | None, own_TN: Tensor, every_TN: Tensor
+) -> None:
+    """Those of all, side by side; alone there is nothing to do."""
+    if ranks is None:
+        return
+    found_RTN = own_TN.new_empty(ranks.size, *own_TN.shape)
+    kernels.gather(ranks, own_TN, found_RTN)
+    for part_TN, to_TN in zip(found_RTN, every_TN.chunk(ranks.size, 1), strict=True):
+        kernels.add_parts(part_TN[None], None, None, to_TN)

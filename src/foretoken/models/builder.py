@@ -711,6 +711,7 @@ class Builder:
             head=head,
             softcap=self.shape.logit_softcap,
             experts=self.shape.experts,
+            ranks=self.options.group if self.options.share.size > 1 else None,
         )
         promised = self.options.batch_invariant
         return capture(parts, kernels, kernels.recorder(), keeps_bits=promised)

@@ -240,7 +240,10 @@ def copy(kernels: GpuKernels) -> None:
     kernels.embed(ints, empty(128256, 4096), 2.0, rows)
     kernels.take_rows(rows, ints, rows)
     kernels.take_rows(ints[:, None], ints, ints[:, None])
-    kernels.add_parts(empty(4, 8, 4096, dtype=torch.float32), None, rows, rows)
+    parts, weights = (empty(4, 8, width, dtype=torch.float32) for width in (4096, 1))
+    kernels.add_parts(parts, None, rows, rows)
+    kernels.add_parts(parts, None, None, parts[0], weights[..., 0].T)
+    kernels.add_parts(rows[None], None, None, rows)
 
 
 ROWS: Final[dict[str, Call]] = {

@@ -96,11 +96,29 @@ def test_add_parts(dtype: torch.dtype) -> None:
         y = torch.zeros(3, 1300, dtype=dtype, device=DEVICE)
         residual = normal(2, 3, 2000).to(dtype)[:, 5:1205]
         kernels.add_parts(normal(0, 4, 3, 1200), normal(1, 1200).to(dtype), residual, y[:, :1200])
-        kernels.add_parts(normal(0, 1, 3, 100), None, None, y[:, 1200:])
+        kernels.add_parts(normal(0, 1, 3, 100).to(dtype), None, None, y[:, 1200:])
         return y
 
     found, wanted = both(run)
     assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_parts_that_are_weighed_first_give_the_same_bits(dtype: torch.dtype) -> None:
+    """As ranks do that have some columns of what experts give: weighed there, gathered, added."""
+    parts_PTD, weights_TP = normal(1, 3, 4, 40), normal(5, 4, 3)
+
+    def run(kernels: GpuKernels) -> Tensor:
+        streams = normal(0, 4, 40).to(dtype).repeat(2, 1, 1)
+        sums_TD, normed_TD = torch.zeros(4, 40, device=DEVICE), torch.zeros_like(streams[0])
+        kernels.add_parts(parts_PTD, None, None, sums_TD, weights_TP)
+        at_once = AddNorm(parts_PTD, None, streams[0], None, normed_TD, EPS, weights_TP=weights_TP)
+        kernels.add_norm(at_once)
+        kernels.add_norm(AddNorm(sums_TD[None], None, streams[1], None, normed_TD, EPS))
+        return streams
+
+    found, wanted = both(run)
+    assert torch.equal(found, wanted) and torch.equal(found[0], found[1])
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -196,12 +196,18 @@ class TritonKernels(GpuKernels):
         )  # fmt: skip
 
     def add_parts(
-        self, parts_PTN: Tensor, bias_N: Tensor | None, residual_TN: Tensor | None, y_TN: Tensor
+        self,
+        parts_PTN: Tensor,
+        bias_N: Tensor | None,
+        residual_TN: Tensor | None,
+        y_TN: Tensor,
+        weights_TP: Tensor | None = None,
     ) -> None:
         parts, rows, width = parts_PTN.shape
         self._run(
             "add_parts", triton_rows.add_parts, (rows, triton.cdiv(width, 1024)),
-            parts_PTN, bias_N, residual_TN, y_TN, rows, width, _stride(residual_TN), y_TN.stride(0),
+            parts_PTN, weights_TP, bias_N, residual_TN, y_TN, rows, width, _stride(residual_TN),
+            y_TN.stride(0),
             PARTS=parts, BLOCK=1024,
         )  # fmt: skip
 

@@ -43,13 +43,13 @@ def _added(parts, bias, row, rows, d, there, width, PARTS: tl.constexpr, weights
 
 @triton.jit(do_not_specialize=["rows"])
 def add_parts(
-    parts, bias, residual, y, rows, width, residual_stride, y_stride,
+    parts, weights, bias, residual, y, rows, width, residual_stride, y_stride,
     PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (row, columns): parts + bias + residual, rounded once."""
     row = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    total = _added(parts, bias, row, rows, d, d < width, width, PARTS)
+    total = _added(parts, bias, row, rows, d, d < width, width, PARTS, weights)
     if residual is not None:
         total += tl.load(residual + row * residual_stride + d, d < width, 0.0).to(tl.float32)
     tl.store(y + row * y_stride + d, total.to(y.dtype.element_ty), mask=d < width)

@@ -15,6 +15,7 @@ from foretoken.kernels.gpu_kernels import (
     AddNorm,
     AttentionCall,
     AttentionShape,
+    Devices,
     ExpertPairs,
     GpuKernels,
     Heads,
@@ -61,6 +62,8 @@ class DecoderParts:
     """Of logits."""
     experts: Experts | None = None
     """Of layers that have a mixture."""
+    ranks: Devices | None = None
+    """Compute the model together; None: this device alone does."""
     beside: "BesideParts | None" = None
     """Of a head that takes embedded tokens beside a stream, which goes on from token to token."""
     blocks: "BlockParts | None" = None
@@ -433,7 +436,7 @@ def _bind(layer: Layer, parts: DecoderParts) -> _Bound | None:
     if isinstance(mlp, GatedMLP):
         made = bind_mlp(mlp)
     elif isinstance(mlp, Mixture) and parts.experts is not None:
-        made = bind_mixture(mlp, parts.experts)
+        made = bind_mixture(mlp, parts.experts, parts.ranks)
     after, after_mlp, qkv, out = layer.after_attention, layer.after_mlp, block.qkv, block.out
     if made is None or isinstance(after, Scaled) or isinstance(after_mlp, Scaled):
         return None

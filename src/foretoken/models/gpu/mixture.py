@@ -13,11 +13,14 @@ from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import (
     EXPERT_ACTIVATIONS,
+    Devices,
     ExpertChoice,
     ExpertMatrices,
     ExpertPairs,
     GpuKernels,
 )
+from foretoken.layers.gathered import GatheredLinear
+from foretoken.layers.gathered_gpu import gather_columns, own_columns
 from foretoken.layers.mixture import Mixture
 from foretoken.layers.mlp import GatedMLP
 from foretoken.ops.activation import COMPILED
@@ -38,6 +41,8 @@ class GpuMLP:
     down: GpuLinear
     activation: int
     """Between them."""
+    ranks: Devices | None = None
+    """Have columns of both matrices' outputs each; None: this device has what `down` reads."""
 
     @property
     def inner(self) -> int:
@@ -47,7 +52,9 @@ class GpuMLP:
     def gated(self, kernels: GpuKernels, x_TD: Tensor, room: Tensor) -> Tensor:
         """What `down` reads, [T, F]."""
         y_TF = room[: len(x_TD) * self.inner].view(len(x_TD), self.inner)
-        kernels.gate_up(x_TD, self.gate_up.weights, self.gate_up.bias_N, self.activation, y_TF)
+        own_TF = own_columns(self.ranks, y_TF)
+        kernels.gate_up(x_TD, self.gate_up.weights, self.gate_up.bias_N, self.activation, own_TF)
+        gather_columns(kernels, self.ranks, own_TF, y_TF)
         return y_TF
 
 
@@ -62,6 +69,8 @@ class GpuMixture:
     gate_up: ExpertMatrices
     down: ExpertMatrices
     shared: GpuMLP | None
+    ranks: Devices | None
+    """Have columns of each expert's outputs; None: all is here."""
 
     @property
     def inner(self) -> int:
@@ -82,8 +91,9 @@ class GpuMixture:
         read_1: Tensor,
         room: tuple[ExpertPairs, Tensor, Tensor],
         tile: int = 0,
-    ) -> tuple[Tensor, Tensor]:
-        """What its experts give, float32 by slot and row, and the weights of that.
+    ) -> tuple[Tensor, Tensor | None]:
+        """What its experts give, float32 by slot and row, and the weights of that; of several
+        ranks the sum of what is weighed.
 
         Args:
             kernels: what is launched.
@@ -102,28 +112,36 @@ class GpuMixture:
         self.router.run(x_TD, parts_PTE)
         kernels.choose_experts(parts_PTE, self.choice, live_1, pairs)
         kernels.sort_pairs(pairs, experts.count, read_1)
-        y_STD = sums[: experts.results * rows * hidden].view(experts.results, rows, hidden)
-        inner = self.down.weights.inputs
+        inner, width = self.down.weights.inputs, self.down.weights.outputs // experts.count
+        y_STD = sums[: experts.results * rows * width].view(experts.results, rows, width)
         y_PF = between[: rows * experts.used * inner].view(-1, inner)
-        kernels.experts_gate_up(x_TD, self.gate_up, experts, pairs, y_PF)
+        own_PF = own_columns(self.ranks, y_PF)
+        kernels.experts_gate_up(x_TD, self.gate_up, experts, pairs, own_PF)
+        gather_columns(kernels, self.ranks, own_PF, y_PF)
         kernels.experts_down(y_PF, self.down, experts, pairs, y_STD)
         if self.shared is not None:
             self.shared.down.run(self.shared.gated(kernels, x_TD, between), y_STD[experts.used :])
-        return y_STD, pairs.weights_TS
+        if self.ranks is None:
+            return y_STD, pairs.weights_TS
+        own_TD, y_TD = y_STD.new_empty(rows, width), y_STD.new_empty(rows, hidden)
+        kernels.add_parts(y_STD, None, None, own_TD, pairs.weights_TS)
+        gather_columns(kernels, self.ranks, own_TD, y_TD)
+        return y_TD[None], None
 
     def give(self, kernels: GpuKernels, x_TD: Tensor, padding: int = 0, tile: int = 0) -> Tensor:
-        """The same in memory of its own, beside so many rows of padding: of each row what is
-        weighed, and the weights behind it, [T, S, D + 1]."""
+        """The same in memory of its own, beside so many rows of padding: of each row what there is
+        to be added, weighed, [T, S, D]."""
         live, hidden = x_TD.shape
         x_TD = torch.cat((x_TD, x_TD.new_full((padding, hidden), torch.nan)))
-        ints_21 = x_TD.new_tensor([[live], [0]], dtype=torch.int32)
+        live_1, read_1 = x_TD.new_tensor([[live], [0]], dtype=torch.int32)
         room = (
             ExpertPairs.empty(len(x_TD), self.choice.experts, x_TD.device),
             x_TD.new_empty(len(x_TD) * self.inner),
             x_TD.new_empty(self.results(len(x_TD), hidden), dtype=torch.float32),
         )
-        y_STD, weights_TS = self.run(kernels, x_TD, *ints_21, room, tile)
-        return torch.cat((y_STD.transpose(0, 1), weights_TS[..., None]), 2)[:live]
+        y_STD, weights_TS = self.run(kernels, x_TD, live_1, read_1, room, tile)
+        y_TSD = y_STD.transpose(0, 1)[:live]
+        return y_TSD if weights_TS is None else y_TSD * weights_TS[:live, :, None]
 
 
 def why_bits_differ(kernels: GpuKernels, mixture: GpuMixture, like_XD: Tensor) -> str | None:
@@ -135,28 +153,56 @@ def why_bits_differ(kernels: GpuKernels, mixture: GpuMixture, like_XD: Tensor) -
     order, most = range(_PROBED), kernels.pair_tile(1 << 20, 1, mixture.gate_up.weights.bits)
     whole = mixture.give(kernels, x_TD)
     companies = [([row], 3) for row in order[:8]] + [([*order[5:12]], 0), ([*order[::-1]] * 3, 5)]
-    for which, padding in companies:
-        for tile in (0, most):
-            if not torch.equal(mixture.give(kernels, x_TD[which], padding, tile), whole[which]):
-                return f"experts of {len(which)} rows" + f", {tile} pairs a block" * bool(tile)
+    cases = [(which, padding, tile) for which, padding in companies for tile in (0, most)]
+    # Ranks go on until the end, and agree.
+    wrong = x_TD.new_tensor(
+        [
+            not torch.equal(mixture.give(kernels, x_TD[which], padding, tile), whole[which])
+            for which, padding, tile in cases
+        ],
+        dtype=torch.int32,
+    )
+    if mixture.ranks is not None:
+        found_RC = wrong.new_empty(mixture.ranks.size, len(cases))
+        kernels.gather(mixture.ranks, wrong, found_RC)
+        wrong = found_RC.amax(0)
+    for (which, _, tile), is_wrong in zip(cases, wrong.tolist(), strict=True):
+        if is_wrong:
+            return f"experts of {len(which)} rows" + f", {tile} pairs a block" * bool(tile)
     return None
 
 
-def bind_mlp(mlp: GatedMLP) -> GpuMLP | None:
-    """The same for kernels; None: they have no such activation or matrix."""
-    activation, gate_up, down = COMPILED.get(mlp.activate), mlp.gate_up, mlp.down
+def bind_mlp(mlp: GatedMLP, ranks: Devices | None = None) -> GpuMLP | None:
+    """The same for kernels; None: they have no such activation or matrix.
+
+    `ranks`: of a shared expert, those that have some outputs of both matrices.
+    """
+    activation, gate_up, down = COMPILED.get(mlp.activate), mlp.gate_up, _own(mlp.down, ranks)
     if activation is None or not isinstance(gate_up, GpuLinear) or not isinstance(down, GpuLinear):
         return None
-    return GpuMLP(gate_up, down, activation)
+    return GpuMLP(gate_up, down, activation, ranks)
 
 
-def bind_mixture(mixture: Mixture, experts: Experts) -> GpuMixture | None:
-    """The same for kernels, the matrices of experts as parts of one; None: they do not have all."""
+def _own(linear: Linear, ranks: Devices | None) -> Linear:
+    """What of it is on this rank."""
+    return linear.own if ranks is not None and isinstance(linear, GatheredLinear) else linear
+
+
+def bind_mixture(
+    mixture: Mixture, experts: Experts, ranks: Devices | None = None
+) -> GpuMixture | None:
+    """The same for kernels, the matrices of experts as parts of one; None: they do not have all.
+
+    `ranks`: those that have some outputs each of the matrices; None: they are whole.
+    """
     router, routing, gate = mixture.router.linear, mixture.router.routing, mixture.shared_gate
-    shared = None if mixture.shared is None else bind_mlp(mixture.shared)
+    shared = None if mixture.shared is None else bind_mlp(mixture.shared, ranks)
     if routing.expert_scales or experts.activation not in EXPERT_ACTIVATIONS:
         return None
     if not isinstance(router, GpuLinear) or (shared is None) != (mixture.shared is None):
+        return None
+    widths = (experts.width, experts.shared_width, router.weights.inputs)
+    if ranks is not None and any(width % ranks.size for width in widths):
         return None
     choice = ExpertChoice(
         experts, router.weights.values_NK.dtype, router.bias_N, mixture.router.choice_bias_E
@@ -166,10 +212,12 @@ def bind_mixture(mixture: Mixture, experts: Experts) -> GpuMixture | None:
             return None
         router = router.over(gate)
     up = _together([one.gate_up for one in mixture.experts])
-    down = _together([one.down for one in mixture.experts])
+    down = _together([_own(one.down, ranks) for one in mixture.experts])
     if up is None or down is None:
         return None
-    return GpuMixture(choice=choice, router=router, gate_up=up, down=down, shared=shared)
+    return GpuMixture(
+        choice=choice, router=router, gate_up=up, down=down, shared=shared, ranks=ranks
+    )
 
 
 def _together(linears: Sequence[Linear]) -> ExpertMatrices | None:

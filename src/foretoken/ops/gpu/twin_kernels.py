@@ -77,9 +77,14 @@ class TwinKernels(GpuKernels):
         torch.mul(_ACTIVATIONS[activation](gate_TF), up_TF, out=y_TF)
 
     def add_parts(
-        self, parts_PTN: Tensor, bias_N: Tensor | None, residual_TN: Tensor | None, y_TN: Tensor
+        self,
+        parts_PTN: Tensor,
+        bias_N: Tensor | None,
+        residual_TN: Tensor | None,
+        y_TN: Tensor,
+        weights_TP: Tensor | None = None,
     ) -> None:
-        sum_TN = _sum(parts_PTN, bias_N)
+        sum_TN = _sum(parts_PTN, bias_N, weights_TP)
         y_TN.copy_(sum_TN if residual_TN is None else sum_TN + residual_TN.float())
 
     def embed(self, tokens_T: Tensor, table_VD: Tensor, scale: float, stream_TD: Tensor) -> None:
@@ -90,9 +95,7 @@ class TwinKernels(GpuKernels):
     def add_norm(self, on: AddNorm) -> None:
         parts_PTD, stream_TD = on.parts_PTD, on.stream_TD
         if parts_PTD is not None:
-            if on.weights_TP is not None:
-                parts_PTD = parts_PTD * on.weights_TP.T[..., None]
-            y_TD = _sum(parts_PTD, on.bias_D)
+            y_TD = _sum(parts_PTD, on.bias_D, on.weights_TP)
             if on.after_D is not None:
                 y_TD = _norm(y_TD.to(stream_TD.dtype).float(), on.after_D, on.eps)
                 y_TD = y_TD.to(stream_TD.dtype).float()
@@ -475,8 +478,12 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * r * weight.float()
 
 
-def _sum(parts_PTN: Tensor, bias_N: Tensor | None = None) -> Tensor:
-    """Parts in order, and the bias."""
+def _sum(
+    parts_PTN: Tensor, bias_N: Tensor | None = None, weights_TP: Tensor | None = None
+) -> Tensor:
+    """Parts in order, times weights if there are some, and the bias."""
+    if weights_TP is not None:
+        parts_PTN = parts_PTN * weights_TP.T[..., None]
     total = parts_PTN[0].clone()
     for part in parts_PTN[1:]:
         total += part
