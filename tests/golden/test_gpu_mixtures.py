@@ -16,7 +16,7 @@ from foretoken.kernels.gpu_kernels import ExpertPairs
 from foretoken.layers.mixture import Mixture
 from foretoken.models import LoadOptions
 from foretoken.models.decoder import Decoder
-from foretoken.models.gpu.mixture import GpuMixture, bind_mixture, why_bits_differ
+from foretoken.models.gpu.mixture import GpuMixture, bind_mixture
 from foretoken.models.tensors import SpanLayout, StepDraws
 from foretoken.ops.drawing import BEST, pack_rows
 from foretoken.ops.gpu.twin_kernels import TwinKernels
@@ -108,7 +108,8 @@ def test_ranks_agree_on_what_the_probe_found(
     bound = bind_mixture(model.layers[0].mlp, model.shape.experts)
     assert bound is not None
     monkeypatch.setattr(GpuMixture, "give", lambda self, kernels, x_TD, *_: x_TD)
-    found = why_bits_differ(kernels, replace(bound, ranks=Ranks()), model.embedding.floats())  # type: ignore[arg-type]
+    shared: Any = replace(bound, ranks=Ranks())  # type: ignore[arg-type]
+    found = shared.why_bits_differ(kernels, model.embedding.floats())
     assert (found is not None) is others
 
 

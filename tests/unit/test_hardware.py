@@ -23,6 +23,7 @@ from foretoken.hardware import Gpus, Hardware, anonymous_memory, usable_cores
 from foretoken.placement import cores_of, keep_to, keeps_to_one_node, numa_nodes, usable_nodes
 from foretoken.shape import ModelShape
 from foretoken.shape.memory_formula import RANK_BYTES, WeightCounts
+from foretoken.shape.mixtures.experts import Experts
 
 
 @pytest.fixture
@@ -235,6 +236,10 @@ def test_what_transformers_runs_needs_the_instruction(flags: frozenset[str], dty
 
 EVEN = replace(DEMO, num_attention_heads=8, num_key_value_heads=2, vocab_size=4096)
 """By 2 and 4, in everything that NCCL gathers; at 4 ranks two have each key head."""
+MIXED = Experts(
+    count=8, used=2, width=64, layers=(True,) * EVEN.num_hidden_layers, shared="always",
+    shared_width=10,
+)  # fmt: skip
 FOUR = Gpus(count=4, free_memory=4 << 30, has_nccl=True)
 CPU = Hardware(cpu_name="any", num_cores=2, free_memory=2**34, cpu_flags=frozenset({"avx512_bf16"}))
 
@@ -262,6 +267,10 @@ def test_a_gpu_keeps_bits_where_a_probe_found_it_so(dtype: str, ranks: int, prob
     assert f"batch_invariant {words}" in found.describe()
     assert "on cuda (A card, compute capability 9.0)" in found.describe()
     assert resolve_for(gpus=gpus, dtype=dtype, batch_invariant=True).batch_invariant
+    mixed = resolve_for(
+        replace(EVEN, experts=MIXED), gpus=gpus, dtype=dtype, tensor_parallel_size=ranks
+    )
+    assert mixed.has_bits_of_one == found.has_bits_of_one
 
 
 def test_a_gpu_that_pytorch_has_no_code_for() -> None:
@@ -320,6 +329,11 @@ def test_devices_that_are_there_take_a_rank_each(ranks: int) -> None:
             },
             "tensor_parallel_size",
             "query heads 6 and intermediate size 510",
+        ),
+        (
+            {"tensor_parallel_size": 4, "shape": replace(EVEN, experts=MIXED)},
+            "tensor_parallel_size",
+            "width of the shared expert 10",
         ),
         (
             {"tensor_parallel_size": 2, "shape": replace(EVEN, num_key_value_heads=3)},

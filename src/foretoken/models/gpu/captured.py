@@ -99,16 +99,7 @@ class CapturedSteps:
         features: FeatureStore | None = None,
         draws: StepDraws | None = None,
     ) -> ModelOutput:
-        """Run a step.
-
-        Args:
-            layouts: where each span lies.
-            token_ids: the tokens of each span.
-            rows: which of the step's tokens need logits.
-            store: keys and values.
-            features: where hidden states are kept, if anywhere.
-            draws: how each row's token is drawn, if it may be here.
-        """
+        """Run a step, as `models.base.Model.step` is asked to."""
         plan = self._plan([layout.window for layout in layouts])
         tokens = list(chain.from_iterable(token_ids))
         how = None if draws is None else read_rows(draws.rows)
@@ -168,15 +159,11 @@ class CapturedSteps:
         stream_TD: Tensor | None = None,
         masks: MaskSlots | None = None,
     ) -> RolledOut | None:
-        """Draft several tokens after each sequence, without waiting for the device in between;
-        None: there is too much to feed.
+        """Draft several tokens after each sequence, without waiting for the device in between; as
+        `models.base.Model.roll_out`.
 
         Args:
-            layouts: where the tokens to be fed stand; the pages must cover as many positions from
-                the last one of each as there are steps.
-            token_ids: those tokens.
-            plan: how many tokens, and how each is chosen.
-            store: keys and values.
+            layouts, token_ids, plan, store: as there.
             stream_TD: where the stream of a head begins; None: with the features.
             masks: draft all tokens in the first pass, whose spans end in that many mask slots.
         """
@@ -354,8 +341,7 @@ class CapturedSteps:
 
     def _workspace(self, keys: StepKey) -> Workspace:
         """The one that recorded steps have, or a larger one."""
-        most = max(max(key.rows + key.fed, key.logits) for key in keys)
-        decoder = self._decoder
+        most, decoder = _most(keys), self._decoder
         if self._work is None:
             device = decoder.parts.embedding.device
             partials = Partials.empty(decoder.most_partials, decoder.shape, device)
@@ -407,8 +393,8 @@ class CapturedSteps:
             else:
                 self._launch(way, passes, on, made)
 
-        most = max(max(one.rows + one.fed, one.logits) for one in keys)
-        if self._recorder is None or most > RECORDED_ROWS or any(one.pieces for one in keys):
+        is_long = _most(keys) > RECORDED_ROWS or any(one.pieces for one in keys)
+        if self._recorder is None or is_long:
             launch()
             return made
         play = self._recorder.record(launch)
@@ -474,6 +460,11 @@ class _Way(NamedTuple):
     """Whether the logits of all passes are."""
     steps: int = 0
     """Tokens of each block."""
+
+
+def _most(keys: StepKey) -> int:
+    """Rows that there is to be room for."""
+    return max(max(key.rows + key.fed, key.logits) for key in keys)
 
 
 def _rolled_out(read_XB: Any, plan: RolloutPlan) -> RolledOut:

@@ -31,13 +31,7 @@ from foretoken.layers.embedding import Embedding
 from foretoken.layers.mixture import Mixture
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
-from foretoken.models.gpu.mixture import (
-    GpuMixture,
-    GpuMLP,
-    bind_mixture,
-    bind_mlp,
-    why_bits_differ,
-)
+from foretoken.models.gpu.mixture import GpuMixture, GpuMLP, bind_mixture, bind_mlp
 from foretoken.models.gpu.step_buffers import DevicePass
 from foretoken.ops.attention.gpu import GpuAttention, layer_of, most_partials, run_attention
 from foretoken.ops.gpu.drawing import choose
@@ -162,17 +156,13 @@ class Workspace:
             self.every_T = torch.arange(rows, dtype=torch.int32, device=like.device)
         self.q_TA, self.attended_TA = empty(rows, heads), empty(rows, heads)
         self.gated = empty(rows * inner)
-        most = 0
         several = [one for layer in bound for one in (layer.qkv, layer.out)]
-        several += [one.mlp.down for one in bound if isinstance(one.mlp, GpuMLP)]
-        mixtures = [one.mlp for one in bound if isinstance(one.mlp, GpuMixture)]
         if parts.around is not None and parts.around.mixer is not None:
             several.append(parts.around.mixer)
-        for one in several:
-            most = max(most, one.outputs * max(one.most_parts, rows))
-        if mixtures and parts.experts is not None:
+        sizes = [one.outputs * max(one.most_parts, rows) for one in several]
+        most = max(*sizes, *(layer.mlp.results(rows, hidden) for layer in bound))
+        if parts.experts is not None:
             self.pairs = ExpertPairs.empty(rows, parts.experts, like.device)
-            most = max(most, *(one.results(rows, hidden) for one in mixtures))
         self.parts = empty(most, dtype=torch.float32)
 
 
@@ -202,15 +192,15 @@ class GpuDecoder:
         """What of its experts gives a row other bits in other company; None: nothing does. Kernels
         of other layers were asked when the device was."""
         like_XD = self.parts.embedding.floats()
-        return why_bits_differ(self.kernels, self.mixtures[0], like_XD) if self.mixtures else None
+        found = (one.why_bits_differ(self.kernels, like_XD) for one in self.mixtures[:1])
+        return next(found, None)
 
     def mix(self, one: DevicePass, work: Workspace) -> None:
         """The stream of a head's first pass, of features of the rows' slots and of masks."""
-        parts, kernels, rows = self.parts.beside, self.kernels, len(one.tokens_T)
-        assert parts is not None and parts.mixer is not None, "asked where features are read"
+        kernels, rows = self.kernels, len(one.tokens_T)
         stream_TD, masked = work.streams[0][:rows], len(one.mask_T) > 0
         mixed_TD = work.mixed_TD[:rows] if masked else stream_TD
-        self._mix(parts.mixer, parts.features, one.slots_T, work, mixed_TD)
+        self._mix(one.slots_T, work, mixed_TD)
         if masked:
             # A row's own features, those of its anchor or none, and its mask.
             kernels.take_rows(work.mixed_TD, one.anchor_T, stream_TD)
@@ -220,23 +210,17 @@ class GpuDecoder:
             normed_TD = work.normed_TD[:rows]
             kernels.add_norm(AddNorm(mask_TD[None], None, stream_TD, None, normed_TD, eps))
 
-    def _mix(
-        self,
-        mixer: GpuLinear,
-        features: FeatureView,
-        slots_T: Tensor,
-        work: Workspace,
-        mixed_TD: Tensor,
-    ) -> None:
+    def _mix(self, slots_T: Tensor, work: Workspace, mixed_TD: Tensor) -> None:
         """Features of these slots, mixed."""
-        gathered_TF, at = work.gathered_TF[: len(slots_T)], 0
-        for columns in features.pieces:
+        around, (gathered_TF, at) = self.parts.around, (work.gathered_TF[: len(slots_T)], 0)
+        assert around is not None and around.mixer is not None, "asked where features are read"
+        for columns in around.features.pieces:
             width = columns.stop - columns.start
-            rows_SF = features.slots_SF[:, columns]
+            rows_SF = around.features.slots_SF[:, columns]
             self.kernels.take_rows(rows_SF, slots_T, gathered_TF[:, at : at + width])
             at += width
-        sums_PTD = self._run(mixer, gathered_TF, work)
-        self.kernels.add_parts(sums_PTD, mixer.bias_N, None, mixed_TD)
+        sums_PTD = self._run(around.mixer, gathered_TF, work)
+        self.kernels.add_parts(sums_PTD, around.mixer.bias_N, None, mixed_TD)
 
     def read_context(self, one: DevicePass, work: Workspace) -> None:
         """What each layer of a block head makes keys and values of, behind the rows of blocks."""
@@ -244,9 +228,8 @@ class GpuDecoder:
         assert blocks is not None, "asked of block heads"
         if fed:
             mixed_TD, norm = work.hidden_TD[:fed], blocks.context_norm
-            self._mix(blocks.mixer, blocks.features, one.features_T, work, mixed_TD)
-            context_TD = work.normed_TD[rows : rows + fed]
-            self._norm(norm, mixed_TD, context_TD)
+            self._mix(one.features_T, work, mixed_TD)
+            self._norm(norm, mixed_TD, work.normed_TD[rows : rows + fed])
 
     def write_context(self, one: DevicePass, work: Workspace, store: KVStore) -> None:
         """Keys and values of a context alone."""
@@ -430,19 +413,22 @@ def bind(parts: DecoderParts, kernels: GpuKernels) -> GpuDecoder | None:
 def _bind(layer: Layer, parts: DecoderParts) -> _Bound | None:
     block, mlp, norms = layer.attention, layer.mlp, layer.attention.norms
     attend = parts.kinds[layer.kind].attention
-    if layer.input is not None or layer.scale is not None or not block.kernels_know:
+    after, after_mlp, qkv, out = layer.after_attention, layer.after_mlp, block.qkv, block.out
+    if (
+        not block.kernels_know
+        or not isinstance(attend, GpuAttention)
+        or not (isinstance(qkv, GpuLinear) and isinstance(out, GpuLinear))
+        or not (layer.input is None and layer.scale is None)
+        or isinstance(after, Scaled)
+        or isinstance(after_mlp, Scaled)
+    ):
         return None
     made: GpuMLP | GpuMixture | None = None
     if isinstance(mlp, GatedMLP):
         made = bind_mlp(mlp)
     elif isinstance(mlp, Mixture) and parts.experts is not None:
         made = bind_mixture(mlp, parts.experts, parts.ranks)
-    after, after_mlp, qkv, out = layer.after_attention, layer.after_mlp, block.qkv, block.out
-    if made is None or isinstance(after, Scaled) or isinstance(after_mlp, Scaled):
-        return None
-    if not (isinstance(qkv, GpuLinear) and isinstance(out, GpuLinear)):
-        return None
-    if not isinstance(attend, GpuAttention):
+    if made is None:
         return None
     norm = None
     if norms is not None:

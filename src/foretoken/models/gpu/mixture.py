@@ -6,7 +6,8 @@ Where bits are promised, the device is asked whether rows keep theirs in any com
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from functools import partial
+from typing import final
 
 import torch
 from torch import Tensor
@@ -24,12 +25,10 @@ from foretoken.layers.gathered_gpu import gather_columns, own_columns
 from foretoken.layers.mixture import Mixture
 from foretoken.layers.mlp import GatedMLP
 from foretoken.ops.activation import COMPILED
+from foretoken.ops.gpu.probe import wrong_companies
 from foretoken.ops.linear.base import Linear
 from foretoken.ops.linear.gpu import GpuLinear
 from foretoken.shape.mixtures.experts import Experts
-
-_PROBED: Final = 24
-"""Rows."""
 
 
 @final
@@ -48,6 +47,10 @@ class GpuMLP:
     def inner(self) -> int:
         """Numbers between them."""
         return self.down.weights.inputs
+
+    def results(self, rows: int, hidden: int) -> int:
+        """float32 numbers that there is to be room for."""
+        return hidden * max(self.down.most_parts, rows)
 
     def gated(self, kernels: GpuKernels, x_TD: Tensor, room: Tensor) -> Tensor:
         """What `down` reads, [T, F]."""
@@ -143,33 +146,15 @@ class GpuMixture:
         y_TSD = y_STD.transpose(0, 1)[:live]
         return y_TSD if weights_TS is None else y_TSD * weights_TS[:live, :, None]
 
-
-def why_bits_differ(kernels: GpuKernels, mixture: GpuMixture, like_XD: Tensor) -> str | None:
-    """What gave a row other bits in other company; None: nothing did. Rows are alone, beside others
-    that share their experts, or some, or none, at other places of blocks of two sizes, and beside
-    padding; `like_XD`: of their type and width, on their device."""
-    generator = torch.Generator().manual_seed(0)
-    x_TD = torch.randn(_PROBED, like_XD.shape[1], generator=generator).to(like_XD)
-    order, most = range(_PROBED), kernels.pair_tile(1 << 20, 1, mixture.gate_up.weights.bits)
-    whole = mixture.give(kernels, x_TD)
-    companies = [([row], 3) for row in order[:8]] + [([*order[5:12]], 0), ([*order[::-1]] * 3, 5)]
-    cases = [(which, padding, tile) for which, padding in companies for tile in (0, most)]
-    # Ranks go on until the end, and agree.
-    wrong = x_TD.new_tensor(
-        [
-            not torch.equal(mixture.give(kernels, x_TD[which], padding, tile), whole[which])
-            for which, padding, tile in cases
-        ],
-        dtype=torch.int32,
-    )
-    if mixture.ranks is not None:
-        found_RC = wrong.new_empty(mixture.ranks.size, len(cases))
-        kernels.gather(mixture.ranks, wrong, found_RC)
-        wrong = found_RC.amax(0)
-    for (which, _, tile), is_wrong in zip(cases, wrong.tolist(), strict=True):
-        if is_wrong:
-            return f"experts of {len(which)} rows" + f", {tile} pairs a block" * bool(tile)
-    return None
+    def why_bits_differ(self, kernels: GpuKernels, like_XD: Tensor) -> str | None:
+        """What gave a row of this type and width other bits in other company; None: nothing did."""
+        most, ranks = kernels.pair_tile(1 << 20, 1, self.gate_up.weights.bits), self.ranks
+        wrong_C = wrong_companies(partial(self.give, kernels), like_XD, most)
+        if ranks is not None:
+            found_RC = wrong_C.new_empty(ranks.size, len(wrong_C))
+            kernels.gather(ranks, wrong_C, found_RC)
+            wrong_C = found_RC.amax(0)
+        return next((f"experts of {rows} rows" for rows in wrong_C.tolist() if rows), None)
 
 
 def bind_mlp(mlp: GatedMLP, ranks: Devices | None = None) -> GpuMLP | None:
@@ -197,9 +182,13 @@ def bind_mixture(
     """
     router, routing, gate = mixture.router.linear, mixture.router.routing, mixture.shared_gate
     shared = None if mixture.shared is None else bind_mlp(mixture.shared, ranks)
-    if routing.expert_scales or experts.activation not in EXPERT_ACTIVATIONS:
-        return None
-    if not isinstance(router, GpuLinear) or (shared is None) != (mixture.shared is None):
+    if (
+        routing.expert_scales
+        or experts.activation not in EXPERT_ACTIVATIONS
+        or not isinstance(router, GpuLinear)
+        or not isinstance(gate, GpuLinear | None)
+        or (shared is None) != (mixture.shared is None)
+    ):
         return None
     widths = (experts.width, experts.shared_width, router.weights.inputs)
     if ranks is not None and any(width % ranks.size for width in widths):
@@ -207,10 +196,7 @@ def bind_mixture(
     choice = ExpertChoice(
         experts, router.weights.values_NK.dtype, router.bias_N, mixture.router.choice_bias_E
     )
-    if gate is not None:
-        if not isinstance(gate, GpuLinear):
-            return None
-        router = router.over(gate)
+    router = router if gate is None else router.over(gate)
     up = _together([one.gate_up for one in mixture.experts])
     down = _together([_own(one.down, ranks) for one in mixture.experts])
     if up is None or down is None:

@@ -6,10 +6,10 @@ alone; the page tables, shared by all passes, are its end. So a graph that was r
 `StepKey` finds the numbers of every later step of that key where it found those of the first.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple, final
+from typing import NamedTuple, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -163,23 +163,18 @@ class StepBuffers:
         elif self._on_gpu and self._copied is not None:
             self._copied.synchronize()  # Of the step before; it ended long ago.
         numbers = self._numbers
-        numbers[:first] = 0
-        at = 0
-        for one, key in zip(passes, keys, strict=True):
-            count = _slices(key).ints
-            self._fill_pass(one, key, numbers[at : at + count])
-            at += count
-        numbers[at : at + len(pages_P)] = pages_P
-        used = at + len(pages_P)
+        numbers[:first], used = 0, first + len(pages_P)
+        for one, key, parts in zip(passes, keys, _parts(numbers, keys), strict=True):
+            self._fill_pass(one, key, parts)
+        numbers[first:used] = pages_P
         self._block[:used].copy_(self._host[:used], non_blocking=True)
         if self._on_gpu:
             self._copied = torch.cuda.Event()
             self._copied.record()
         return keys
 
-    def _fill_pass(self, one: PassRows, key: PassKey, numbers: Ints) -> None:
+    def _fill_pass(self, one: PassRows, key: PassKey, parts: dict[str, Ints]) -> None:
         plan = one.plan
-        parts = {name: numbers[at] for name, at in _slices(key).named.items()}
         parts["slots"][:] = self._scratch
         parts["runs"][:] = -1
         found: dict[str, npt.NDArray[np.int32] | Sequence[int]] = {
@@ -213,11 +208,9 @@ class StepBuffers:
 
     def passes(self, keys: StepKey) -> list[DevicePass]:
         """Where the device has the passes of steps of this key."""
-        found, at = [], 0
+        found = []
         pages_P = self._block[sum(_slices(key).ints for key in keys) :]
-        for key in keys:
-            named, count = _slices(key)
-            parts = {name: self._block[at:][where] for name, where in named.items()}
+        for key, parts in zip(keys, _parts(self._block, keys), strict=True):
             found.append(
                 DevicePass(
                     tokens_T=parts["tokens"],
@@ -246,19 +239,15 @@ class StepBuffers:
                     live_1=parts["live"],
                 )
             )
-            at += count
         return found
 
     def tokens(self, keys: StepKey) -> Tensor:
         """Where the device has the tokens of the first pass."""
         return self._block[_slices(keys[0]).named["tokens"]]
 
-    def read(self, tokens: Tensor) -> list[int]:
-        """int32 results, in one copy; waits until they are there."""
-        return self.send(tokens)()
-
     def send(self, tokens: Tensor) -> Callable[[], list[int]]:
-        """The same, but what it gives waits; to be called before those after the next are sent."""
+        """int32 results, in one copy; what it gives waits until they are there, and is to be called
+        before those after the next are sent."""
         flat = tokens.reshape(-1)
         room, other = self._found
         if len(flat) > len(room):
@@ -285,6 +274,18 @@ class _Slices(NamedTuple):
 
     named: dict[str, slice]
     ints: int
+
+
+Block = TypeVar("Block", Tensor, Ints)
+
+
+def _parts(block: Block, keys: StepKey) -> Iterator[dict[str, Block]]:
+    """The numbers of each pass, by name."""
+    at = 0
+    for key in keys:
+        named, count = _slices(key)
+        yield {name: block[at:][where] for name, where in named.items()}
+        at += count
 
 
 @cache

@@ -17,6 +17,7 @@ from foretoken.ops.attention.torch_sdpa import AttentionProbe
 from foretoken.ops.linear.gpu import WholeLinear, pack_for_gpu
 
 _ROWS, _OUTPUTS, _INPUTS = 200, 384, 1024
+_MIXED = 24
 _CUTS = (1, 2, 6, 16, 17, 64, 100)
 _TREE = ((0,), (0, 1), (0, 1, 2), (0, 3), (0, 3, 4), (0, 1, 5))
 
@@ -78,3 +79,30 @@ def _nodes_are_chains(attention: GpuAttention, randn: Callable[..., Tensor]) -> 
         if not torch.equal(alone_TD, nodes_TD[node : node + 1]):
             return False
     return True
+
+
+def wrong_companies(
+    give: Callable[[Tensor, int, int], Tensor], like_XD: Tensor, most: int
+) -> Tensor:
+    """Whether a row has other bits in other company: alone, beside others that share its experts,
+    or some, or none, at other places of blocks, and beside padding.
+
+    Args:
+        give: float32 results of rows, beside so much padding, in blocks of so many pairs; 0: as
+            usual.
+        like_XD: of the type and width of rows, on their device.
+        most: pairs of the largest block.
+
+    Returns:
+        int32, of each company 0, or its rows if one of them has other bits; all are tried.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x_TD = torch.randn(_MIXED, like_XD.shape[1], generator=generator).to(like_XD)
+    whole, order = give(x_TD, 0, 0).view(torch.int32), range(_MIXED)
+    companies = [([row], 3) for row in order[:8]] + [([*order[5:12]], 0), ([*order[::-1]] * 3, 5)]
+    wrong = []
+    for which, padding in companies:
+        each = [give(x_TD[which], padding, tile).view(torch.int32) for tile in (0, most)]
+        same = all(torch.equal(found, whole[which]) for found in each)
+        wrong.append(0 if same else len(which))
+    return x_TD.new_tensor(wrong, dtype=torch.int32)
