@@ -104,15 +104,18 @@ def test_ranks_have_the_bits_of_one(
 MIXTURES_HERE = {"glm4_moe": {"first_k_dense_replace": 1}, "gpt_oss": {"intermediate_size": 64}}
 
 
+@pytest.mark.parametrize("quantization", [None, slow("int4")])
 @pytest.mark.parametrize("case", ["glm4_moe", slow("gpt_oss")])
-def test_mixtures_too(case: str, tmp_path: Path, kernels: TwinKernels) -> None:
+def test_mixtures_too(
+    case: str, quantization: str | None, tmp_path: Path, kernels: TwinKernels
+) -> None:
     """Ranks have columns of every expert, of what they share too, and of each of their biases."""
     kind, changes = MIXTURES[case]
     sizes = {**changes, **SHAPE, **MIXTURES_HERE[case], "moe_intermediate_size": 64}
     write_checkpoint(tmp_path, kind, sizes)
     found = []
     for ranks in (1, 2):
-        with open_ranks({"plain": tmp_path}, ranks) as llm:
+        with open_ranks({"plain": tmp_path}, ranks, quantization=quantization) as llm:
             kernels.launched.clear()
             found.append((logits(llm), tokens(llm)))
             assert kernels.launched["experts_down"] > 0
