@@ -192,13 +192,10 @@ def bits(check: Check) -> None:
 
 def mixtures(check: Check) -> None:
     """Layers of published mixtures: the bits of their experts, and steps against what they read."""
-    for name in MIXTURES:
-        if name.startswith("tiny") is not check.rehearse:
-            continue
+    for name in (one for one in MIXTURES if one.startswith("tiny") is check.rehearse):
         with tempfile.TemporaryDirectory() as folder:
             runner, shape = random_runner(name, Path(folder), check.device, check.dtype)
-            mixture: Any = runner.model.layers[0].mlp
-            bound: Any = bind_mixture(mixture, shape.experts)
+            bound: Any = bind_mixture(runner.model.layers[0].mlp, shape.experts)
             give = partial(bound.give, check.kernels)
             check.put(f"rows {name}", _other_bits(check, give, shape.hidden_size))
             if runner.model.captured is None:
@@ -206,7 +203,7 @@ def mixtures(check: Check) -> None:
                 continue
             for batch in (1, 8) if check.rehearse else (1, 8, 64):
                 _time_step(check, (runner, shape), (batch, 1, 1000), f"{name}, ")
-            del runner, mixture, bound, give
+            del runner, bound, give
 
 
 def models(check: Check) -> None:
