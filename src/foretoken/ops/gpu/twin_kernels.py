@@ -7,10 +7,11 @@ matrix library below keeps them; a test asks it.
 
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from foretoken.kernels.gpu_kernels import (
     KEY_BLOCK,
@@ -25,7 +26,6 @@ from foretoken.kernels.gpu_kernels import (
     GpuKernels,
     GpuWeights,
     Heads,
-    Partials,
     Recorder,
 )
 from foretoken.ops.activation import ACTIVATIONS, COMPILED, clamped_swish, sigmoid
@@ -54,6 +54,8 @@ class TwinKernels(GpuKernels):
         """Nothing is recorded."""
         super().__init__()
         self.calls: list[Callable[[], None]] | None = None
+        self.seen: dict[Any, _Seen] | None = None
+        """What rows see, while calls are played: layers of a pass share it."""
 
     def recorder(self) -> Recorder:
         """A list of calls."""
@@ -115,6 +117,7 @@ class TwinKernels(GpuKernels):
         experts = choice.experts
         products_TX, used = _sum(parts_PTX), experts.used
         if choice.bias_E is not None:
+            products_TX = products_TX.clone()
             products_TX[:, : experts.count] += choice.bias_E.float()
         products_TX = products_TX.to(choice.dtype).float()
         found = route(
@@ -191,12 +194,14 @@ class TwinKernels(GpuKernels):
         layer.numbers_SLh.index_copy_(0, slots, stored)
 
     def attend(self, on: AttentionCall) -> None:
-        units_U = on.step.units_U[on.step.units_U[:, 1] > 0].long()
-        if len(units_U):
-            work = _Units(on, units_U, self)
-            for at in range(0, self.split, KEY_BLOCK):
-                work.block(at)
-            work.finish(on.partials if on.step.splits else None, on.sinks_H, on.out_TD)
+        key = on.step.units_U.data_ptr(), on.shape, on.step.lasts_T is None
+        seen = None if self.seen is None else self.seen.get(key)
+        if seen is None:
+            seen = _Seen(on, self)
+            if self.seen is not None:
+                self.seen[key] = seen
+        if len(seen.rows_UM):
+            _attend(on, seen, self.tile)
 
     def combine(self, on: AttentionCall) -> None:
         _, _, shape, step, partials, out_TD, sinks_H = on
@@ -251,7 +256,7 @@ class TwinKernels(GpuKernels):
         ids = torch.arange(count, device=logits_RV.device) if names_V is None else names_V
         exponential_RV = noise.exponential_at(keys_R2, ids.expand(rows, -1)).log_()
         x_RV = _scaled(logits_RV, how_R4[:, :1])
-        score_RV = torch.where(how_R4[:, :1] > 0, x_RV - exponential_RV, logits_RV)
+        score_RV = x_RV - exponential_RV * (how_R4[:, :1] > 0)
         if kept_R3 is not None:
             score_RV = score_RV.masked_fill(x_RV < kept_R3[:, 2:], -torch.inf)
         best_R = score_RV.argmax(-1)
@@ -334,122 +339,140 @@ class _Calls:
             self._kernels.calls, self._kernels.recording = None, False
 
         def play() -> None:
-            for call in calls:
-                call()
+            self._kernels.seen = {}
+            try:
+                for call in calls:
+                    call()
+            finally:
+                self._kernels.seen = None
 
         return play
 
 
-class _Units:
-    """Attention of U units over the keys seen so far; M rows times G queries each, padded."""
+class _KeyBlock(NamedTuple):
+    """KEY_BLOCK keys of each unit."""
 
-    def __init__(self, on: AttentionCall, units_U: Tensor, kernels: GpuKernels) -> None:
-        q_THh, self._layer, shape, step, *_ = on
-        tile, self._split, self._dtype = kernels.tile, kernels.split, q_THh.dtype
+    slots_X: Tensor
+    sees_U1MN: Tensor
+    """1.0 where rows times queries see them, else 0.0: PyTorch has no fast mask."""
+
+
+class _Seen:
+    """What U units of attention see, of M rows each, padded; numbers alone, the same in all layers
+    of a shape."""
+
+    def __init__(self, on: AttentionCall, kernels: GpuKernels) -> None:
+        shape, step = on.shape, on.step
         self._shape, self._step = shape, step
-        heads, kv = shape.num_heads, shape.num_kv_heads
-        group = heads // kv
-        # Each branch of a tree has a unit of its own, over its logical places.
-        branches_U = units_U[:, 8].clamp(min=1)
-        units = self._units = units_U.repeat_interleave(branches_U, 0)
-        firsts_U = (branches_U.cumsum(0) - branches_U).repeat_interleave(branches_U)
-        run_U = units[:, 7] + torch.arange(len(units), device=units.device) - firsts_U
-        self._run_U1 = torch.where(units[:, 8] > 0, run_U, -1)[:, None]
-        at_M = torch.arange(tile // group, device=q_THh.device)
-        rows_UM = self._rows_UM = torch.where(at_M < units[:, 1:2], units[:, :1] + at_M, 0)
-        own_UM = (self._run_U1 < 0) | (step.runs_T[rows_UM] == self._run_U1)
-        self._there_UM = (at_M < units[:, 1:2]) & own_UM
-        lasts_T = step.places_T if step.lasts_T is None else step.lasts_T
-        self._place_UM, self._last_UM = (
-            torch.where(self._there_UM, places_T.long()[rows_UM], -1)
-            for places_T in (step.places_T, lasts_T)
-        )
-        count, rows = rows_UM.shape
-        q = q_THh[rows_UM].float()
-        if shape.by_key:
-            q = q.view(count, rows, kv, group, -1).permute(0, 2, 1, 3, 4)
-        else:
-            q = q.view(count, rows, group, kv, -1).permute(0, 3, 1, 2, 4)
-        padded = q.new_zeros(count, kv, tile, q.shape[-1])
-        padded[:, :, : rows * group] = q.flatten(2, 3)
-        self._q_ULMh = padded
-        self._group = group
-        self._top_ULM = padded.new_full(padded.shape[:3], -torch.inf)
-        self._mass_ULM = torch.zeros_like(self._top_ULM)
-        self._sums_ULMh = torch.zeros_like(padded)
+        self._tile, self._split = kernels.tile, kernels.split
+        self._group = shape.num_heads // shape.num_kv_heads
+        units = step.units_U[step.units_U[:, 1] > 0].long()
+        if step.trees:
+            # Each branch of a tree has a unit of its own, over its logical places.
+            branches_U = units[:, 8].clamp(min=1)
+            numbers_U = torch.arange(len(units), device=units.device)
+            numbers_U = numbers_U.repeat_interleave(branches_U)
+            firsts_U = (branches_U.cumsum(0) - branches_U)[numbers_U]
+            units = units[numbers_U]
+            run_U = units[:, 7] + torch.arange(len(units), device=units.device) - firsts_U
+            self._run_U1 = torch.where(units[:, 8] > 0, run_U, -1)[:, None]
+        self._units = units
+        at_M = torch.arange(kernels.tile // self._group, device=units.device)
+        there_UM = at_M < units[:, 1:2]
+        rows_UM = self.rows_UM = torch.where(there_UM, units[:, :1] + at_M, 0)
+        if step.trees:
+            there_UM &= (self._run_U1 < 0) | (step.runs_T[rows_UM] == self._run_U1)
+        self._place_UM = torch.where(there_UM, step.places_T[rows_UM], -1)
+        self._last_UM = self._place_UM
+        if step.lasts_T is not None:
+            self._last_UM = torch.where(there_UM, step.lasts_T[rows_UM], -1)
+        if step.splits:
+            there_UM = there_UM & (units[:, 5:6] * self._split <= self._last_UM)
+        self.finished_X = there_UM.flatten().nonzero().squeeze(1)
+        """The rows of units whose results are wanted, and where they go."""
+        self.to_X = rows_UM[there_UM]
+        if step.splits:
+            self.to_X = (step.bases_T.long()[rows_UM] + units[:, 5:6])[there_UM]
+        ends = range(0, self._split, KEY_BLOCK) if len(units) else ()
+        self.blocks = [block for block in map(self._block, ends) if block is not None]
 
-    def block(self, at: int) -> None:
+    def _block(self, at: int) -> _KeyBlock | None:
         """The block of keys that begins so far behind the beginning of each unit's split."""
         shape, units = self._shape, self._units
-        size, start_U1, tails_XJ = shape.page_size, units[:, 2:3], self._step.tails_XJ.long()
+        size, start_U1 = shape.page_size, units[:, 2:3]
         block_N = at + torch.arange(KEY_BLOCK, device=units.device)
         places_UN = units[:, 5:6] * self._split + block_N
         there_UN = places_UN < units[:, 3:4]
         if not there_UN.any():
-            return
+            return None
         stored_UN = places_UN
         if self._step.trees:
-            inside_UN = places_UN - start_U1
+            inside_UN, tails_XJ = places_UN - start_U1, self._step.tails_XJ.long()
             depth = inside_UN.clamp(0, tails_XJ.shape[1] - 1)
             behind_UN = (self._run_U1 >= 0) & (inside_UN >= 0)
             tail_UN = start_U1 + tails_XJ[self._run_U1.clamp(min=0), depth]
             stored_UN = torch.where(behind_UN, tail_UN, places_UN)
         stored_UN = torch.where(there_UN, stored_UN, 0)
-        page_UN = self._step.pages_P.long()[units[:, 4:5] + stored_UN // size]
-        slot_UN = page_UN * size + stored_UN % size
-        kv_UNLh = self._layer.numbers_SLh[slot_UN]
-        if self._layer.scales_SL is not None:
-            kv_UNLh = kv_UNLh.float() * self._layer.scales_SL[slot_UN][..., None]
-        kv_ULNh = kv_UNLh.to(self._dtype).float().transpose(1, 2)
-        kv_ULNh = torch.where(there_UN[:, None, :, None], kv_ULNh, 0.0)
-        keys, values = kv_ULNh.split(shape.num_kv_heads, 1)
-        s = _products(self._q_ULMh, keys.mT) * shape.scale
+        page_UN = self._step.pages_P[units[:, 4:5] + stored_UN // size].long()
+        seen_UMN = there_UN[:, None] & (places_UN[:, None] <= self._last_UM[..., None])
+        if shape.window:
+            seen_UMN &= places_UN[:, None] > self._place_UM[..., None] - shape.window
+        slots_UN = page_UN * size + stored_UN % size
+        sees_UMN = seen_UMN.float().repeat_interleave(self._group, 1)
+        if (left := self._tile - sees_UMN.shape[1]) > 0:
+            sees_UMN = pad(sees_UMN, (0, 0, 0, left))
+        return _KeyBlock(slots_UN.flatten(), sees_UMN[:, None])
+
+
+def _attend(on: AttentionCall, seen: _Seen, tile: int) -> None:
+    """Units over their blocks of keys, in order."""
+    q_THh, layer, shape, step, partials, out_TD, sinks_H = on
+    heads, kv, dtype = shape.num_heads, shape.num_kv_heads, q_THh.dtype
+    (count, rows), group = seen.rows_UM.shape, heads // kv
+    q = q_THh.index_select(0, seen.rows_UM.flatten()).float()
+    if shape.by_key:
+        q = q.view(count, rows, kv, group, -1).permute(0, 2, 1, 3, 4)
+    else:
+        q = q.view(count, rows, group, kv, -1).permute(0, 3, 1, 2, 4)
+    q_ULMh, full, size = q.flatten(2, 3), rows * group, q.shape[-1]
+    if full < tile:
+        q_ULMh = pad(q_ULMh, (0, 0, 0, tile - full))
+    top_ULM = q_ULMh.new_full(q_ULMh.shape[:3], -torch.inf)
+    # As many columns of ones as fill a tile of the library: at its edges a row's place counts.
+    ones = _TILE - size % _TILE
+    sums_ULMh = q_ULMh.new_zeros(*q_ULMh.shape[:3], size + ones)
+    for slots_X, sees_U1MN in seen.blocks:
+        kv_XLh = layer.numbers_SLh.index_select(0, slots_X)
+        if layer.scales_SL is not None:
+            kv_XLh = kv_XLh.float() * layer.scales_SL.index_select(0, slots_X)[..., None]
+        kv_UNLh = kv_XLh.to(dtype).float().view(count, KEY_BLOCK, 2 * kv, size)
+        keys, values = kv_UNLh.transpose(1, 2).split(kv, 1)
+        s = _products(q_ULMh, keys.mT).mul_(shape.scale)
         if shape.softcap:
             t = (-2.0 * (s / shape.softcap).abs()).exp()
             t = (1.0 - t) / (1.0 + t)
             s = shape.softcap * torch.where(s < 0, -t, t)
-        seen_UMN = there_UN[:, None] & (places_UN[:, None] <= self._last_UM[..., None])
-        if shape.window:
-            seen_UMN &= places_UN[:, None] > self._place_UM[..., None] - shape.window
-        seen = seen_UMN.repeat_interleave(self._group, 1)
-        missing = s.shape[2] - seen.shape[1]
-        seen = torch.nn.functional.pad(seen, (0, 0, 0, missing))
-        s = torch.where(seen[:, None], s, -torch.inf)
-        new = torch.maximum(self._top_ULM, s.amax(-1))
-        safe = torch.where(new == -torch.inf, 0.0, new)
-        alpha = (self._top_ULM - safe).exp()
-        p = (s - safe[..., None]).exp().to(self._dtype).float()
-        # As many columns of ones as fill a tile of the library: at its edges a row's place counts.
-        size = values.shape[-1]
-        ones = values.new_ones(*values.shape[:-1], _TILE - size % _TILE)
-        sums = _products(p, torch.cat((values, ones), -1))
-        # A row that sees nothing of the block keeps its bits.
-        sees = seen.any(-1)[:, None]
-        self._mass_ULM = torch.where(sees, self._mass_ULM * alpha + sums[..., size], self._mass_ULM)
-        more = self._sums_ULMh * alpha[..., None] + sums[..., :size]
-        self._sums_ULMh = torch.where(sees[..., None], more, self._sums_ULMh)
-        self._top_ULM = torch.where(sees, new, self._top_ULM)
+        new = torch.maximum(top_ULM, (s + (1.0 - 1.0 / sees_U1MN)).amax(-1))
+        safe = new.clamp(min=torch.finfo(torch.float32).min)
+        alpha = (top_ULM - safe).exp_()[..., None]
+        # What is not seen weighs 0 and adds it: a row that sees nothing of the block stays.
+        p = s.sub_(safe[..., None]).clamp_(max=0.0).exp_().mul_(sees_U1MN).to(dtype).float()
+        more = _products(p, pad(values, (0, ones), value=1.0))
+        sums_ULMh, top_ULM = more.add_(sums_ULMh.mul_(alpha)), new
 
-    def finish(self, partials: Partials | None, sinks_H: Tensor | None, out_TD: Tensor) -> None:
-        """Write what was summed: divided where there are no partial results."""
-        units, rows_UM = self._units, self._rows_UM
-        count, rows = rows_UM.shape
+    def wanted(x: Tensor) -> Tensor:
+        """[U, L, M * G, ...] by row: [X, H, ...]."""
+        x = x[:, :, :full].unflatten(2, (rows, group)).movedim(1, 2 if shape.by_key else 3)
+        return x.flatten(0, 1).index_select(0, seen.finished_X).flatten(1, 2)
 
-        def by_row(x: Tensor) -> Tensor:
-            """[U, L, M * G, ...] as [U, M, H, ...]."""
-            x = x[:, :, : rows * self._group].unflatten(2, (rows, self._group))
-            return x.movedim(1, 2 if self._shape.by_key else 3).flatten(2, 3)
-
-        top, mass, sums = map(by_row, (self._top_ULM, self._mass_ULM, self._sums_ULMh))
-        there = self._there_UM
-        if partials is None:
-            y = _divided(sums, mass, top, sinks_H)
-            out_TD[rows_UM[there]] = y[there].flatten(1).to(out_TD.dtype)
-            return
-        at_UM = self._step.bases_T.long()[rows_UM] + units[:, 5:6]
-        there = there & (units[:, 5:6] * self._split <= self._last_UM)
-        partials.sums_XHh[at_UM[there]] = sums[there]
-        partials.top_mass_XH2[at_UM[there]] = torch.stack((top, mass), -1)[there]
+    top_XH, sums_XHh = wanted(top_ULM), wanted(sums_ULMh)
+    mass_XH, sums_XHh = sums_XHh[..., size], sums_XHh[..., :size]
+    if step.splits:
+        partials.sums_XHh.index_copy_(0, seen.to_X, sums_XHh)
+        partials.top_mass_XH2.index_copy_(0, seen.to_X, torch.stack((top_XH, mass_XH), -1))
+    else:
+        y_XHh = _divided(sums_XHh, mass_XH, top_XH, sinks_H)
+        out_TD.index_copy_(0, seen.to_X, y_XHh.flatten(1).to(out_TD.dtype))
 
 
 def _scaled(logits_RV: Tensor, heat_R1: Tensor) -> Tensor:
@@ -474,8 +497,8 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / rms(x) * weight, float32."""
-    r = 1.0 / (x.square().mean(-1, keepdim=True) + eps).sqrt()
-    return x * r * weight.float()
+    r = x.square().mean(-1, keepdim=True).add_(eps).sqrt_().reciprocal_()
+    return (x * r).mul_(weight.float())
 
 
 def _sum(
@@ -484,25 +507,27 @@ def _sum(
     """Parts in order, times weights if there are some, and the bias."""
     if weights_TP is not None:
         parts_PTN = parts_PTN * weights_TP.T[..., None]
-    total = parts_PTN[0].clone()
-    for part in parts_PTN[1:]:
-        total += part
+    total, *others = parts_PTN.unbind()
+    for part in others:
+        total = total + part
     return total if bias_N is None else total + bias_N.float()
 
 
 def _parts(x_TK: Tensor, w: GpuWeights) -> Tensor:
     """float32 [P, T, N], tile by tile."""
-    rows = len(x_TK)
-    padded = x_TK.new_zeros((-(-rows // _TILE) * _TILE, w.inputs), dtype=torch.float32)
+    rows, tiles = len(x_TK), -(-len(x_TK) // _TILE)
+    padded = x_TK.new_zeros((tiles * _TILE, w.inputs), dtype=torch.float32)
     padded[:rows] = x_TK
-    parts = []
-    for at in range(0, w.inputs, w.segment):
-        matrix = _segment(w, at, min(at + w.segment, w.inputs))
+    columns_XKT = padded.view(tiles, _TILE, -1).transpose(1, 2).contiguous()
+    found_PXNT = padded.new_empty(w.segments, tiles, w.outputs, _TILE)
+    for part, at in enumerate(range(0, w.inputs, w.segment)):
+        stop = min(at + w.segment, w.inputs)
+        matrix = _segment(w, at, stop)
         if w.group:
             matrix = matrix.to(x_TK.dtype).float()
-        tiles = padded[:, at : at + w.segment].split(_TILE)
-        parts.append(torch.cat([torch.mm(matrix, tile.T.contiguous()).T for tile in tiles]))
-    return torch.stack(parts)[:, :rows]
+        for columns_KT, found_NT in zip(columns_XKT[:, at:stop], found_PXNT[part], strict=True):
+            torch.mm(matrix, columns_KT, out=found_NT)
+    return found_PXNT.transpose(2, 3).flatten(1, 2)[:, :rows]
 
 
 def _blocks(
