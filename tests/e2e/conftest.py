@@ -1,6 +1,8 @@
 """Tiny models, and a server of the packaged ones, that the end-to-end tests share."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import openai
@@ -12,7 +14,7 @@ from foretoken.engine.wiring import build_engine
 from foretoken.server.settings import ServerConfig
 from foretoken.testing import write_tiny_llama
 from tests.e2e.heads import HEADS, write_head
-from tests.e2e.lossless import PRESSURES, open_exact
+from tests.e2e.lossless import PRESSURES, drawn, open_exact
 from tests.e2e.serving import Serving, serving
 
 
@@ -40,6 +42,18 @@ def alone(model: Path) -> Iterator[LLM]:
     """The target without drafts, one request at a time."""
     with open_exact(model, None, **PRESSURES["one at a time"]) as llm:
         yield llm
+
+
+@pytest.fixture(scope="session")
+def drawn_plain(model: Path) -> Callable[..., Counter[tuple[int, ...]]]:
+    """`drawn` of the target without drafts, once for all."""
+
+    @cache
+    def found(*asked: int) -> Counter[tuple[int, ...]]:
+        with open_exact(model, None, seed=3) as llm:
+            return drawn(llm, *asked)
+
+    return found
 
 
 @pytest.fixture(scope="session")

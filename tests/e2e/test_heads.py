@@ -235,14 +235,11 @@ def test_heads_among_other_drafters(model: Path, folders: dict[str, Path], plain
 )
 @pytest.mark.parametrize("name", slow_but(["peagle", "dflash", "dspark"], "dspark"))
 def test_drawn_drafts_have_the_plain_distribution(
-    name: str, stop: dict[str, Any], model: Path, folders: dict[str, Path]
+    name: str, stop: dict[str, Any], model: Path, folders: dict[str, Path], drawn_plain: Any
 ) -> None:
     """Four tokens without a seed: a two-sample chi-square of what came out."""
-    counts = []
-    for config in (None, {**HEADS[name], **stop, "model": str(folders[name])}):
-        with open_exact(model, config, seed=3) as llm:
-            counts.append(drawn(llm, 4))
-    assert_alike(*counts, least_freedom=3)
+    with _open(model, {**HEADS[name], **stop}, folders[name], seed=3) as llm:
+        assert_alike(drawn_plain(4), drawn(llm, 4), least_freedom=3)
 
 
 @pytest.mark.skipif(find_library() is None, reason="without kernels nothing is packed")

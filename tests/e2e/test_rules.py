@@ -42,14 +42,14 @@ def test_greedy_requests_are_identical_under_every_rule(
 
 
 @pytest.mark.parametrize("rule", ["standard", "block"])
-def test_drawn_tokens_have_the_plain_distribution(rule: str, model: Path, tmp_path: Path) -> None:
+def test_drawn_tokens_have_the_plain_distribution(
+    rule: str, model: Path, tmp_path: Path, drawn_plain: Any
+) -> None:
     """Four tokens, without and with speculation: a two-sample chi-square of what came out."""
     draft = write_tiny_llama(tmp_path, seed=1, scale=2.4)
-    with open_exact(model, None, seed=3) as plain:
-        expected = drawn(plain, 4)
     config = {"model": str(draft), "rejection_sample_method": rule}
     with open_exact(model, config, seed=3) as llm:
-        assert_alike(drawn(llm, 4), expected, least_freedom=3)
+        assert_alike(drawn(llm, 4), drawn_plain(4), least_freedom=3)
         assert counted(llm, "foretoken:acceptance_length") > 1.1
 
 

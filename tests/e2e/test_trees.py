@@ -143,7 +143,7 @@ def test_a_tree_keeps_more_than_its_first_branch(model: Path, tmp_path: Path) ->
 )
 @pytest.mark.parametrize("rule", ["standard", "traversal"])
 def test_drawn_trees_have_the_plain_distribution(
-    rule: str, method: str, model: Path, tmp_path: Path
+    rule: str, method: str, model: Path, tmp_path: Path, drawn_plain: Any
 ) -> None:
     """Five tokens, without and with trees: a two-sample chi-square of what came out."""
     near = write_tiny_llama(tmp_path, seed=1, scale=2.4)
@@ -152,10 +152,8 @@ def test_drawn_trees_have_the_plain_distribution(
         config |= {"tree_top_k": 2, "tree_depth": 2, "num_speculative_tokens": 4}
     else:
         config |= {"choices": [[0], [0, 0], [1], [1, 0]], "draft_sample_method": method}
-    with open_exact(model, None, seed=3) as plain:
-        expected = drawn(plain, 5, 1000)
     with open_draft(model, near, config, seed=4) as llm:
-        assert_alike(drawn(llm, 5, 1000), expected, least_freedom=3)
+        assert_alike(drawn(llm, 5, 1000), drawn_plain(5, 1000), least_freedom=3)
         assert accepted(llm) > 500
 
 
@@ -277,11 +275,9 @@ def test_a_tree_deeper_than_the_head_is_refused(model: Path, folders: dict[str, 
 @pytest.mark.parametrize("shape", [{"choices": CHOICES}, DYNAMIC], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", ["dflash", "dspark"])
 def test_trees_of_heads_have_the_plain_distribution(
-    name: str, shape: dict[str, Any], model: Path, folders: dict[str, Path]
+    name: str, shape: dict[str, Any], model: Path, folders: dict[str, Path], drawn_plain: Any
 ) -> None:
     """Four tokens without a seed: a two-sample chi-square of what came out."""
-    with open_exact(model, None, seed=3) as llm:
-        expected = drawn(llm, 4)
     config = {"method": name, "model": str(folders[name]), **shape}
     with open_exact(model, config, seed=3) as llm:
-        assert_alike(drawn(llm, 4), expected, least_freedom=3)
+        assert_alike(drawn(llm, 4), drawn_plain(4), least_freedom=3)
