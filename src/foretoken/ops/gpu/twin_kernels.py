@@ -439,8 +439,8 @@ def _attend(on: AttentionCall, seen: _Seen, tile: int) -> None:
         q_ULMh = pad(q_ULMh, (0, 0, 0, tile - full))
     top_ULM = q_ULMh.new_full(q_ULMh.shape[:3], -torch.inf)
     # As many columns of ones as fill a tile of the library: at its edges a row's place counts.
-    ones = _TILE - size % _TILE
-    sums_ULMh = q_ULMh.new_zeros(*q_ULMh.shape[:3], size + ones)
+    ones = q_ULMh.new_ones(count, kv, KEY_BLOCK, _TILE - size % _TILE)
+    sums_ULMh = q_ULMh.new_zeros(*q_ULMh.shape[:3], size + ones.shape[-1])
     for slots_X, sees_U1MN in seen.blocks:
         kv_XLh = layer.numbers_SLh.index_select(0, slots_X)
         if layer.scales_SL is not None:
@@ -457,7 +457,7 @@ def _attend(on: AttentionCall, seen: _Seen, tile: int) -> None:
         alpha = (top_ULM - safe).exp_()[..., None]
         # What is not seen weighs 0 and adds it: a row that sees nothing of the block stays.
         p = s.sub_(safe[..., None]).clamp_(max=0.0).exp_().mul_(sees_U1MN).to(dtype).float()
-        more = _products(p, pad(values, (0, ones), value=1.0))
+        more = _products(p, torch.cat((values, ones), -1))
         sums_ULMh, top_ULM = more.add_(sums_ULMh.mul_(alpha)), new
 
     def wanted(x: Tensor) -> Tensor:
