@@ -1,7 +1,6 @@
 """A front in a thread of the test's own process, and streams as a client reads them."""
 
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ import httpx
 from foretoken.replicas.front import FrontState
 from foretoken.replicas.members import ReplicaPlace
 from foretoken.replicas.run import front_server, front_state
+from foretoken.server.run import bound
 from foretoken.server.settings import ServerConfig
 from foretoken.server.transport.drain import Drain
 from foretoken.server.transport.draining_server import DrainingServer
@@ -41,7 +41,7 @@ def fronting(
 
     state = front_state(config, directory, KEY, drain, 0)
     runner = front_server(state)
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = bound(ServerConfig(port=0))
     thread = threading.Thread(target=runner.run, kwargs={"sockets": [listening]})
     thread.start()
     try:

@@ -17,6 +17,7 @@ import httpx
 from foretoken.engine.engine import Engine
 from foretoken.server.app import build_app, build_state
 from foretoken.server.observing.tracing import RequestSpans
+from foretoken.server.run import bound
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState
 from foretoken.server.transport.drain import Drain
@@ -46,7 +47,7 @@ def serving(
     drain = Drain(config.limits.drain_s)
     state = build_state(engine, config, drain, spans)
     runner = DrainingServer(build_app(state), state.config.limits, state.engine, drain)
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = bound(ServerConfig(port=0))
     thread = threading.Thread(target=runner.run, kwargs={"sockets": [listening]})
     thread.start()
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"

@@ -1,6 +1,7 @@
 """The package's source files, parsed once, for the guard tests."""
 
 import ast
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -25,9 +26,11 @@ def modules() -> tuple[Module, ...]:
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text("utf-8")
         found.append(Module(path.relative_to(PACKAGE).as_posix(), text, ast.parse(text)))
+    gc.freeze()  # a million nodes, which stay to the end
     return tuple(found)
 
 
+@cache
 def importers() -> dict[str, set[str]]:
     paths = {_dotted(module.path): module.path for module in modules()}
     found: dict[str, set[str]] = {path: set() for path in paths.values()}
@@ -52,6 +55,7 @@ def _imported(module: Module) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
 
 
+@cache
 def classes() -> list[tuple[Module, ast.ClassDef]]:
     return [
         (module, node)

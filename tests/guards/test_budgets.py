@@ -58,9 +58,9 @@ def measure() -> dict[str, dict[str, int]]:
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > MOST_LINES_OF_A_FUNCTION:
                 over["functions"][place] = length
-            free = is_command(node) or is_device_code(node)
-            if count_arguments(node) > MOST_ARGUMENTS and not free:
-                over["arguments"][place] = count_arguments(node)
+            count = count_arguments(node)
+            if count > MOST_ARGUMENTS and not is_command(node) and not is_device_code(node):
+                over["arguments"][place] = count
     return over
 
 

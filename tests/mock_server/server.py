@@ -282,11 +282,18 @@ def mock_running(app: ASGIApp) -> Iterator[str]:
     """Serve in a thread; gives the URL."""
     listener = bind(0)
     server = serving(app)
+    told = threading.Event()
+
+    async def until_told() -> None:  # uvicorn's own looks ten times a second
+        await server.on_tick(0)
+        await asyncio.to_thread(told.wait)
+
+    server.main_loop = until_told  # type: ignore[method-assign]
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        server.should_exit = True
+        told.set()
         thread.join(timeout=10)
         listener.close()

@@ -4,7 +4,7 @@ is read though no row chose it, prepared rows that are laid out for another numb
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import gguf
 import pytest
@@ -75,11 +75,41 @@ def level(request: pytest.FixtureRequest) -> Iterator[int]:
     before = found.handle.ft_level()
     found.handle.ft_set_level(wanted)
     yield wanted
+    make_linear.cache_clear()  # weights lie as this level's calls read them
     found.handle.ft_set_level(before)
 
 
 def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@cache
+def make_linear(
+    outputs: int, inputs: int, seed: int, kind: torch.dtype, quantization: str | None,
+    share: Share, shared: int, bias: bool, sums: bool, spoiled: bool,
+) -> Linear:  # fmt: skip
+    """Random weights, or none that are numbers; of `shared` matrices, one above the other, this
+    rank's outputs."""
+    weights = randn(outputs, inputs, seed=seed) / inputs**0.5
+    if spoiled:
+        weights.fill_(torch.nan)
+    each = outputs // max(shared, 1)
+    own = share.of(each) if shared else range(each)
+    kept = [i * each + at for i in range(max(shared, 1)) for at in own]
+    weights = weights[kept]
+    blocks = None
+    if quantization in BLOCK_KINDS and inputs % STEP == 0:
+        rows = quantize(weights.numpy(), gguf.GGMLQuantizationType[quantization])
+        blocks = BlockWeights.as_stored(quantization, torch.from_numpy(rows))
+    return backend_for(weights.device).linear(
+        LinearSpec(
+            weights=weights.to(kind) if blocks is None else blocks,
+            dtype=kind,
+            bias_N=randn(outputs, seed=-seed - 1, dtype=kind)[kept] if bias else None,
+            quantization=None if quantization in BLOCK_KINDS else quantization,
+            keeps_sums=sums,
+        )
+    )
 
 
 def make_mixture(
@@ -89,35 +119,17 @@ def make_mixture(
     spoiled: tuple[int, ...] = (),
     share: Share = ALONE,
 ) -> Mixture:
-    """Random weights; those of `spoiled` experts are no numbers. Of the matrices of experts this
-    rank has its outputs."""
+    """The weights of `spoiled` experts are no numbers. Of the matrices of experts this rank has its
+    outputs."""
 
     def linear(
         outputs: int, inputs: int, seed: int, *, wide: bool = False, bias: bool = False,
         rounds: bool = True, sums: bool = False, shared: int = 0,
     ) -> Linear:  # fmt: skip
-        kind = torch.float32 if wide else dtype
-        weights = randn(outputs, inputs, seed=seed) / inputs**0.5
-        if seed // 2 in spoiled:
-            weights.fill_(torch.nan)
-        each = outputs // max(shared, 1)
-        own = share.of(each) if shared else range(each)
-        kept = [i * each + at for i in range(max(shared, 1)) for at in own]
-        weights = weights[kept]
-        kind_of_blocks = quantization if quantization in BLOCK_KINDS else None
-        blocks = None
-        if rounds and kind_of_blocks and inputs % STEP == 0:
-            rows = quantize(weights.numpy(), gguf.GGMLQuantizationType[kind_of_blocks])
-            blocks = BlockWeights.as_stored(kind_of_blocks, torch.from_numpy(rows))
-        return backend_for(weights.device).linear(
-            LinearSpec(
-                weights=weights.to(kind) if blocks is None else blocks,
-                dtype=kind,
-                bias_N=randn(outputs, seed=-seed - 1, dtype=kind)[kept] if bias else None,
-                quantization=quantization if rounds and not kind_of_blocks else None,
-                keeps_sums=sums,
-            )
-        )
+        return make_linear(
+            outputs, inputs, seed, torch.float32 if wide else dtype,
+            quantization if rounds else None, share, shared, bias, sums, seed // 2 in spoiled,
+        )  # fmt: skip
 
     routing, halves = experts.routing, 2 if experts.is_gated else 1
     router = Router(
