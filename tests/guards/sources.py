@@ -26,7 +26,7 @@ def modules() -> tuple[Module, ...]:
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text("utf-8")
         found.append(Module(path.relative_to(PACKAGE).as_posix(), text, ast.parse(text)))
-    gc.freeze()  # a million nodes, which stay to the end
+        gc.freeze()  # of a million nodes in all, which stay to the end
     return tuple(found)
 
 
