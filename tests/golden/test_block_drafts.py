@@ -1,6 +1,7 @@
 """Drafts of block heads and of P-EAGLE: in one call into C they equal those chosen from PyTorch's
 logits, and what they are said to be drawn from is what the equations give."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -154,20 +155,22 @@ def drafted(
     return draft_chain(steps, DraftSampler(Sampler(VOCAB)), spans, rule), steps
 
 
+def assert_one_call_drafts_alike(pair: Iterable[Any], params: str) -> None:
+    (at_once, steps), (chosen, other) = (drafted(one, params, [4, 4]) for one in pair)
+    assert other.ran and not steps.ran, "one call did it all"
+    assert at_once.ids == chosen.ids and {len(ids) for ids in at_once.ids} == {4}
+    assert (at_once.probs_KV is None) == (chosen.probs_KV is None)
+    if at_once.probs_KV is not None and chosen.probs_KV is not None:
+        torch.testing.assert_close(at_once.probs_KV, chosen.probs_KV, rtol=1e-3, atol=1e-4)
+
+
 @compiled
 @pytest.mark.parametrize("kv_store_dtype", [None, torch.int8])
 @pytest.mark.parametrize("params", PARAMS)
 @pytest.mark.parametrize("name", [*HEADS, *PARALLEL])
 @torch.inference_mode()
 def test_all_drafts_in_one_call(name: str, params: str, kv_store_dtype: torch.dtype | None) -> None:
-    (at_once, steps), (chosen, other) = (
-        drafted(one, params, [4, 4]) for one in both(name, kv_store_dtype)
-    )
-    assert other.ran and not steps.ran, "one call did it all"
-    assert at_once.ids == chosen.ids and {len(ids) for ids in at_once.ids} == {4}
-    assert (at_once.probs_KV is None) == (chosen.probs_KV is None)
-    if at_once.probs_KV is not None and chosen.probs_KV is not None:
-        torch.testing.assert_close(at_once.probs_KV, chosen.probs_KV, rtol=1e-3, atol=1e-4)
+    assert_one_call_drafts_alike(both(name, kv_store_dtype), params)
 
 
 @compiled
@@ -193,14 +196,7 @@ def test_all_drafts_in_one_recording(name: str) -> None:
         kernels.launched.clear()
         fast, plain = runners(name)
         for params in ("greedy", "seeded", "unseeded", "seeded"):
-            (at_once, steps), (chosen, other) = (
-                drafted(one, params, [4, 4]) for one in (fast, plain)
-            )
-            assert other.ran and not steps.ran, "one call did it all"
-            assert at_once.ids == chosen.ids and {len(ids) for ids in at_once.ids} == {4}
-            assert (at_once.probs_KV is None) == (chosen.probs_KV is None)
-            if at_once.probs_KV is not None and chosen.probs_KV is not None:
-                torch.testing.assert_close(at_once.probs_KV, chosen.probs_KV, rtol=1e-3, atol=1e-4)
+            assert_one_call_drafts_alike((fast, plain), params)
         (filtered, steps), (chosen, _) = (drafted(one, "filtered", [4, 2]) for one in (fast, plain))
         assert steps.ran and filtered.ids == chosen.ids, "tokens are chosen outside of it"
         assert kernels.launched["attend"] > 0

@@ -31,6 +31,8 @@ SHAPES = {
     "residual normed": replace(SHAPE, norm_before_residual=True),
     "own embedding": replace(SHAPE, own_embedding=True),
 }
+TABLES = [[3, 1, 4], [7, 2, 9]]
+FED = [SpanLayout(start=0, num_tokens=n, page_table=t) for n, t in zip((5, 9), TABLES, strict=True)]
 
 
 def runners(
@@ -68,12 +70,8 @@ def runners(
 def test_the_same_outputs(name: str, kv_store_dtype: torch.dtype | None) -> None:
     compiled, plain = runners(SHAPES[name], kv_store_dtype)
     assert compiled.kernels is not None
-    tables = [[3, 1, 4], [7, 2, 9]]
-    fed = [
-        SpanLayout(start=0, num_tokens=n, page_table=t) for n, t in zip((5, 9), tables, strict=True)
-    ]
     tokens, hidden = torch.randint(VOCAB, (14,)).tolist(), torch.randn(14, HIDDEN)
-    outputs = [one.forward(fed, tokens, hidden) for one in (compiled, plain)]
+    outputs = [one.forward(FED, tokens, hidden) for one in (compiled, plain)]
     torch.testing.assert_close(*outputs, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(
         *(one.logits(outputs[1]) for one in (compiled, plain)), rtol=1e-3, atol=1e-4
@@ -87,34 +85,28 @@ def test_chains_from_the_features_on(norms: bool) -> None:
     """The first pass over true features included; then on from the newest outputs."""
     compiled, plain = runners(replace(SHAPE, norm_before_fc=norms))
     assert compiled.kernels is not None and compiled.kernels.rollout.reads_features != norms
-    tables = [[3, 1, 4], [7, 2, 9]]
-    fed = [
-        SpanLayout(start=0, num_tokens=n, page_table=t) for n, t in zip((5, 9), tables, strict=True)
-    ]
     tokens = torch.randint(VOCAB, (14,)).tolist()
     compiled.features.slots_SF.normal_()
-    first = compiled.roll_out(fed, [tokens], plan_best(2, 2), None)
+    first = compiled.roll_out(FED, [tokens], plan_best(2, 2), None)
     assert first is not None
     places = [
         SpanLayout(start=n + 1, num_tokens=1, page_table=t)
-        for n, t in zip((5, 9), tables, strict=True)
+        for n, t in zip((5, 9), TABLES, strict=True)
     ]
     newest = [ids[-1:] for ids in first.ids]
     rest = compiled.roll_out(places, newest, plan_best(2, 3), first.stream_BD)
     assert rest is not None and rest.undecided_BV is None
-    last = plain.forward(fed, tokens, plain.mixed_features(fed))[[4, 13]]
-    expected = one_by_one(plain, tables, last, 5)
+    last = plain.forward(FED, tokens, plain.mixed_features(FED))[[4, 13]]
+    expected = one_by_one(plain, last, 5)
     assert [[*a, *b] for a, b in zip(first.ids, rest.ids, strict=True)] == expected
 
 
-def one_by_one(
-    runner: ChainRunner, tables: list[list[int]], last: Tensor, count: int
-) -> list[list[int]]:
+def one_by_one(runner: ChainRunner, last: Tensor, count: int) -> list[list[int]]:
     found = [runner.logits(last).argmax(dim=-1).tolist()]
     for step in range(count - 1):
         places = [
             SpanLayout(start=start + step, num_tokens=1, page_table=table)
-            for start, table in zip((5, 9), tables, strict=True)
+            for start, table in zip((5, 9), TABLES, strict=True)
         ]
         last = runner.forward(places, found[-1], last)
         found.append(runner.logits(last).argmax(dim=-1).tolist())

@@ -255,6 +255,13 @@ def only_process(renderers: Renderers) -> Any:
     return process
 
 
+def warm() -> tuple[Renderers, Any]:
+    """Renderers with their only process."""
+    renderers = Renderers()
+    renderers.warm_up()
+    return renderers, only_process(renderers)
+
+
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize(
     "source",
@@ -289,9 +296,7 @@ def test_a_template_is_not_even_read_in_this_process() -> None:
 
 @pytest.mark.usefixtures("patient")
 def test_whoever_goes_away_ends_the_render() -> None:
-    renderers = Renderers()
-    renderers.warm_up()
-    process = only_process(renderers)
+    renderers, process = warm()
     asked: list[bool] = []
 
     def wanted() -> bool:
@@ -335,9 +340,7 @@ def test_renders_that_take_long_get_company(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("patient")
 def test_a_render_that_takes_long_steps_back_for_good() -> None:
     """What it makes counts, however long it takes; its process is not used again."""
-    renderers = Renderers()
-    renderers.warm_up()
-    process = only_process(renderers)
+    renderers, process = warm()
     seen: list[int] = []
 
     def wanted() -> bool:
@@ -452,9 +455,7 @@ def test_a_process_is_light() -> None:
 )
 def test_an_answer_that_is_none(answer: Callable[[], bytes]) -> None:
     """A template that broke out of the sandbox writes what it likes."""
-    renderers = Renderers()
-    renderers.warm_up()
-    process = only_process(renderers)
+    renderers, process = warm()
     ours, theirs = socket.socketpair()
     with process._link, ours, theirs:
         process._link = ours

@@ -111,20 +111,14 @@ def test_tables_stay_contiguous_when_the_pool_is_full_of_kept_pages() -> None:
     assert sum(pieces) < 1.5 * len(pieces), sum(pieces) / len(pieces)
 
 
-def test_the_latest_released_pages_are_spared_by_a_growing_neighbour() -> None:
+@pytest.mark.parametrize("last", [True, False])
+def test_the_latest_released_pages_are_spared_by_a_growing_neighbour(last: bool) -> None:
     pool = PagePool(16, 4)
     pages = pool.allocate(16)
     for page in pages[8:]:
         pool.keep(page)
-    pool.release(reversed(pages[8:]))
-    assert pool.allocate(1, after=7) != [8]
-    pool.check_integrity()
-    pool = PagePool(16, 4)
-    pages = pool.allocate(16)
-    for page in pages[8:]:
-        pool.keep(page)
-    pool.release(pages[8:])
-    assert pool.allocate(1, after=7) == [8]
+    pool.release(reversed(pages[8:]) if last else pages[8:])
+    assert (pool.allocate(1, after=7) == [8]) != last
     pool.check_integrity()
 
 

@@ -283,27 +283,19 @@ def test_without_a_library_one_line_says_what_it_costs_and_what_helps(
     assert "installed without a C compiler" in warned[0] and "failed" in warned[1]
 
 
-@pytest.fixture
-def pooled_library() -> Library:
-    found = find_library()
-    if found is None:
-        pytest.skip("no compiled kernels")
-    return found
-
-
-def test_inside_pytorch_has_one_thread_and_the_pool_its_own(pooled_library: Library) -> None:
-    outside, most = torch.get_num_threads(), pooled_library.cores
-    pooled_library.use_threads(1)
-    with StepThreads(pooled_library, most):
+def test_inside_pytorch_has_one_thread_and_the_pool_its_own(library: Library) -> None:
+    outside, most = torch.get_num_threads(), library.cores
+    library.use_threads(1)
+    with StepThreads(library, most):
         assert torch.get_num_threads() == 1
-        assert pooled_library.handle.ft_threads() == most
+        assert library.handle.ft_threads() == most
     assert torch.get_num_threads() == outside
 
 
-def test_an_error_gives_threads_back(pooled_library: Library) -> None:
+def test_an_error_gives_threads_back(library: Library) -> None:
     outside = torch.get_num_threads()
     torch.set_num_threads(2)
-    with pytest.raises(ValueError), StepThreads(pooled_library, 2):
+    with pytest.raises(ValueError), StepThreads(library, 2):
         raise ValueError
     assert torch.get_num_threads() == 2
     torch.set_num_threads(outside)
@@ -318,7 +310,7 @@ def test_without_kernels_nothing_changes() -> None:
 
 
 def test_one_thread_of_pytorch_in_every_step(
-    pooled_library: Library, monkeypatch: pytest.MonkeyPatch
+    library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pool keeps the number that PyTorch had when the engine was made."""
     outside = torch.get_num_threads()
@@ -329,13 +321,13 @@ def test_one_thread_of_pytorch_in_every_step(
         settle = runner.settle
 
         def watched(batch: Batch, accepted: Sequence[tuple[int, ...] | None]) -> None:
-            seen.append((torch.get_num_threads(), pooled_library.handle.ft_threads()))
+            seen.append((torch.get_num_threads(), library.handle.ft_threads()))
             settle(batch, accepted)
 
         monkeypatch.setattr(runner, "settle", watched)
         torch.set_num_threads(3)
         llm.generate("def f():\n", SamplingParams(max_tokens=4), use_tqdm=False)
-        assert seen and set(seen) == {(1, min(2, pooled_library.cores))}
+        assert seen and set(seen) == {(1, min(2, library.cores))}
         assert torch.get_num_threads() == 3
     torch.set_num_threads(outside)
 

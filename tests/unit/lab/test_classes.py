@@ -17,6 +17,13 @@ from tests.unit.lab.summaries import ab, class_gains, gain, with_gain
 JSON, PROSE = class_gains("json", 1.8), class_gains("prose", 0.7)
 
 
+def both_arms(blocks: int) -> tuple[ArmData, ArmData]:
+    """Blocks of a second."""
+    server, seconds = ServerInfo(url=""), dict.fromkeys(range(blocks), 1.0)
+    off = ArmData(arm="off", server=server, counters={}, gauges={}, seconds_of_block=seconds)
+    return off, replace(off, arm="on")
+
+
 def rule(summary: AbSummary, name: str) -> RuleResult:
     """One rule's answer under the default policy."""
     decision = decide(summary, load_policy(None))
@@ -42,12 +49,7 @@ def test_a_class_is_timed_by_its_own_requests() -> None:
             for arm, factor in slower.items():
                 tpot = 0.02 * factor * float(rng.lognormal(0, 0.1))
                 records.append(a_request(arm, block, 30 * block + index, category, tpot))
-    data = [
-        ArmData(arm=arm, server=ServerInfo(url=""), counters={}, gauges={},
-                seconds_of_block=dict.fromkeys(range(8), 1.0))
-        for arm in ("off", "on")
-    ]  # fmt: skip
-    found = gains_by_class(records, (data[0], data[1]))
+    found = gains_by_class(records, both_arms(8))
     assert [(own.by, own.value, own.num_pairs) for own in found] == [
         ("category", "json", 120), ("category", "prose", 120)
     ]  # fmt: skip
@@ -56,7 +58,7 @@ def test_a_class_is_timed_by_its_own_requests() -> None:
         assert middle is not None and middle.enough
         assert middle.ratio.low < truth < middle.ratio.high
         assert tail is not None and not tail.enough, "120 requests are no P99"
-    assert gains_by_class(records[::2][:3], (data[0], data[1])) == ()
+    assert gains_by_class(records[::2][:3], both_arms(8)) == ()
 
 
 def test_what_tells_the_same_requests_apart_counts_once() -> None:
@@ -66,12 +68,7 @@ def test_what_tells_the_same_requests_apart_counts_once() -> None:
                 temperature=(0.0, 1.0)[index % 2])
         for arm in ("off", "on") for block in range(3) for index in range(20)
     ]  # fmt: skip
-    data = [
-        ArmData(arm=arm, server=ServerInfo(url=""), counters={}, gauges={},
-                seconds_of_block=dict.fromkeys(range(3), 1.0))
-        for arm in ("off", "on")
-    ]  # fmt: skip
-    assert {own.by for own in gains_by_class(records, (data[0], data[1]))} == {"category"}
+    assert {own.by for own in gains_by_class(records, both_arms(3))} == {"category"}
 
 
 def test_contexts_are_classes_too() -> None:
@@ -81,12 +78,7 @@ def test_contexts_are_classes_too() -> None:
         for block in range(3)
         for index in range(20)
     ]
-    data = [
-        ArmData(arm=arm, server=ServerInfo(url=""), counters={}, gauges={},
-                seconds_of_block=dict.fromkeys(range(3), 1.0))
-        for arm in ("off", "on")
-    ]  # fmt: skip
-    found = gains_by_class(records, (data[0], data[1]))
+    found = gains_by_class(records, both_arms(3))
     assert [own.value for own in found] == ["1-256 tokens", "8193-16384 tokens"]
 
 
