@@ -1,11 +1,12 @@
 """The models as they ship, in bfloat16, with text: what a user sees on the first day."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
 
-from foretoken import LLM, SamplingParams
+from foretoken import LLM, RequestOutput, SamplingParams
 from foretoken.types import FinishReason, TokenSource
 from foretoken.v1.metrics.reader import Counter
 from tests.marks import slow_but
@@ -50,6 +51,16 @@ def plain() -> Iterator[LLM]:
         yield llm
 
 
+@pytest.fixture(scope="module")
+def expected(plain: LLM) -> Callable[[str], list[RequestOutput]]:
+    """One request at a time without drafts, by the name of PARAMETERS."""
+    return cache(lambda name: plain.generate(PROMPTS, params_of(name), use_tqdm=False))
+
+
+def params_of(name: str) -> SamplingParams:
+    return SamplingParams(max_tokens=40, **PARAMETERS[name])
+
+
 @pytest.fixture(scope="module", params=[*DRAFTERS, "auto, controlled"])
 def drafting(request: pytest.FixtureRequest) -> Iterator[Drafting]:
     name, _, controlled = request.param.partition(", ")
@@ -60,12 +71,10 @@ def drafting(request: pytest.FixtureRequest) -> Iterator[Drafting]:
 
 
 @pytest.mark.parametrize("name", slow_but(PARAMETERS, *list(PARAMETERS)[::2]))
-def test_same_text_and_tokens(name: str, plain: LLM, drafting: Drafting) -> None:
+def test_same_text_and_tokens(name: str, expected: Any, drafting: Drafting) -> None:
     """One at a time without drafts, and all together with them: bitwise the same tokens."""
-    params = SamplingParams(max_tokens=40, **PARAMETERS[name])
-    expected = plain.generate(PROMPTS, params, use_tqdm=False)
-    found = drafting.llm.generate(PROMPTS, params, use_tqdm=False)
-    for one, other in zip(found, expected, strict=True):
+    found = drafting.llm.generate(PROMPTS, params_of(name), use_tqdm=False)
+    for one, other in zip(found, expected(name), strict=True):
         ours, theirs = one.outputs[0], other.outputs[0]
         assert ours.token_ids == theirs.token_ids
         assert (ours.text, ours.finish_reason) == (theirs.text, theirs.finish_reason)

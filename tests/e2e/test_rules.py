@@ -12,16 +12,16 @@ from foretoken.testing import write_tiny_llama
 from foretoken.types import TokenSource
 from tests.e2e.lossless import (
     EXACT,
-    PARAMETERS,
-    PRESSURES,
     VOCAB,
+    asking,
     counted,
     drawn,
-    generate,
     make_prompts,
     open_exact,
 )
 from tests.property.exact import assert_alike
+
+run_ten, without_drafts = asking(10, 32)
 
 
 def open_llm(model: Path, draft: Path, rule: str, **others: Any) -> LLM:
@@ -31,14 +31,11 @@ def open_llm(model: Path, draft: Path, rule: str, **others: Any) -> LLM:
 
 @pytest.mark.parametrize("rule", ["matching", "standard", "block", "typical"])
 def test_greedy_requests_are_identical_under_every_rule(
-    rule: str, model: Path, draft: Path
+    rule: str, model: Path, draft: Path, without_drafts: Any
 ) -> None:
-    prompts = make_prompts(10, 4)
-    with LLM(str(model), **EXACT, **PRESSURES["one at a time"]) as plain:
-        with open_llm(model, draft, rule) as llm:
-            for name in ("greedy", "greedy penalties"):
-                chosen = {"max_tokens": 32, **PARAMETERS[name]}
-                assert generate(llm, prompts, chosen) == generate(plain, prompts, chosen)
+    with open_llm(model, draft, rule) as llm:
+        for name in ("greedy", "greedy penalties"):
+            assert run_ten(llm, name) == without_drafts(name)
 
 
 @pytest.mark.parametrize("rule", ["standard", "block"])
