@@ -25,9 +25,8 @@ from tests.e2e.lossless import (
 )
 from tests.marks import slow_but
 
+TOKENS = 48
 QUICK, FULL = 21, 210
-TOKENS = {QUICK: 32, FULL: 48}
-"""Of each request, where there are so many; each passes the border of a page of 32."""
 
 
 class Reference:
@@ -38,7 +37,7 @@ class Reference:
     def results(self, parameters: str, count: int) -> list[Result]:
         key = (parameters, count)
         if key not in self._known:
-            chosen = {"max_tokens": TOKENS[count], **PARAMETERS[parameters]}
+            chosen = {"max_tokens": TOKENS, **PARAMETERS[parameters]}
             self._known[key] = generate(self._llm, make_prompts(count, 3), chosen)
         return self._known[key]
 
@@ -53,7 +52,7 @@ def _compare(reference: Reference, llm: object, parameters: str, count: int) -> 
 
     assert isinstance(llm, LLM)
     expected = reference.results(parameters, count)
-    chosen = {"max_tokens": TOKENS[count], **PARAMETERS[parameters]}
+    chosen = {"max_tokens": TOKENS, **PARAMETERS[parameters]}
     found = generate(llm, make_prompts(count, 3), chosen)
     assert found == expected
     return sum(len(result.token_ids) for result in found)
@@ -93,7 +92,7 @@ def test_shortage_preempts(model: Path) -> None:
     with open_llm(model, None, "plain", **PRESSURES["shortage"]) as llm:
         from foretoken import SamplingParams
 
-        params = SamplingParams(max_tokens=TOKENS[QUICK], temperature=0.0, detokenize=False)
+        params = SamplingParams(max_tokens=TOKENS, temperature=0.0, detokenize=False)
         outputs = llm.generate(make_prompts(QUICK, 3), params, use_tqdm=False)
         metrics = [out.metrics for request in outputs for out in request.outputs]
         assert sum(m.num_preemptions for m in metrics if m is not None) > 0
