@@ -46,7 +46,7 @@ CMAKE = (
     "-DLLAMA_OPENSSL=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DCMAKE_CXX_FLAGS=-fno-tree-dse -fno-dse",
 )  # fmt: skip
-"""Without the last, GCC 12 leaves out what its AMX kernels write for `_tile_loadconfig`: a crash."""
+"""Without the last, GCC 12 leaves out what AMX kernels write for `_tile_loadconfig`: a crash."""
 POOLS = {"own": "pool", "openmp": "openmp"}
 """Where each build lies; the second has nothing but the library with the other threads."""
 

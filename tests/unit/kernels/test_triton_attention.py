@@ -80,10 +80,13 @@ def test_it_is_the_reference(
 
 def test_a_rows_bits_are_its_own() -> None:
     """One by one, in chunks, in a prompt, in tiles of other sizes, beside others; also where all
-    rows end in the first split, and nothing is left to combine."""
+    rows end in the first split, and nothing is left to combine. Pages that no window sees any more
+    may hold what is no number."""
     made, pages = geometry(window=100), shuffled(10)
     kv, q = normal(0, 10 * PAGE, 2 * HEADS, SIZE), normal(1, 24, HEADS * GROUP, SIZE)
     first = 116
+    for page in (pages[0], pages[9]):
+        kv[page * PAGE : (page + 1) * PAGE] = torch.nan
     together = attended([SpanWindow(first, 24, pages)], q, kv, made, tile=64)
     alone = [
         attended([SpanWindow(first + at, 1, pages)], q[at : at + 1], kv, made)

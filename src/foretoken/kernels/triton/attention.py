@@ -35,9 +35,11 @@ def attend(
     split = tl.load(unit + 5)
     low = split * SPLIT
     high = tl.minimum(end, low + SPLIT)
+    begin = 0
     if WINDOW > 0:
-        lowest = tl.load(unit + 6)
-        low = tl.maximum(low, tl.maximum(0, lowest - WINDOW + 1) // KEYS * KEYS)
+        # Pages before are another's, perhaps.
+        begin = tl.maximum(0, tl.load(unit + 6) - WINDOW + 1)
+        low = tl.maximum(low, begin // KEYS * KEYS)
     m = tl.arange(0, TILE)
     there = m // GROUP < count
     row = (first + m // GROUP).to(tl.int64)
@@ -84,10 +86,11 @@ def attend(
             tail = tl.load(tails + run * tails_stride + n - start, mask=behind, other=0)
             stored = tl.where(behind, start + tail, n)
             mine = there & (run_of_row == tl.where(branch < 0, run_of_row, run))
-        page = tl.load(table + stored // PAGE, mask=n < end, other=0)
+        own_key = (n >= begin) & (n < end)
+        page = tl.load(table + stored // PAGE, mask=own_key, other=0)
         slot = (page * PAGE + stored % PAGE).to(tl.int64)
         k = _stored(
-            keys, key_scales, slot, n < end, slot_stride, scale_stride, x.dtype, SIZE, WIDTH
+            keys, key_scales, slot, own_key, slot_stride, scale_stride, x.dtype, SIZE, WIDTH
         )
         score = tl.dot(x, tl.trans(k), input_precision="ieee") * scale
         seen = (n[None, :] <= last[:, None]) & mine[:, None]
@@ -106,7 +109,7 @@ def attend(
         ones = tl.full((KEYS, 16), 1.0, x.dtype)
         mass = tl.dot(weight, ones, mass * shrink, input_precision="ieee")
         v = _stored(
-            values, value_scales, slot, n < end, slot_stride, scale_stride, x.dtype, SIZE, WIDTH
+            values, value_scales, slot, own_key, slot_stride, scale_stride, x.dtype, SIZE, WIDTH
         )
         total = tl.dot(weight, v, total * shrink, input_precision="ieee")
     mass = tl.max(mass, 1)  # All columns are equal.

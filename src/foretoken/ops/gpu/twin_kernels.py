@@ -256,7 +256,7 @@ class TwinKernels(GpuKernels):
         ids = torch.arange(count, device=logits_RV.device) if names_V is None else names_V
         exponential_RV = noise.exponential_at(keys_R2, ids.expand(rows, -1)).log_()
         x_RV = _scaled(logits_RV, how_R4[:, :1])
-        score_RV = x_RV - exponential_RV * (how_R4[:, :1] > 0)
+        score_RV = torch.where(how_R4[:, :1] > 0, x_RV - exponential_RV, logits_RV)
         if kept_R3 is not None:
             score_RV = score_RV.masked_fill(x_RV < kept_R3[:, 2:], -torch.inf)
         best_R = score_RV.argmax(-1)
@@ -353,6 +353,8 @@ class _KeyBlock(NamedTuple):
     """KEY_BLOCK keys of each unit."""
 
     slots_X: Tensor
+    missing_X11: Tensor
+    """Where there is none, and the slot is any."""
     sees_U1MN: Tensor
     """1.0 where rows times queries see them, else 0.0: PyTorch has no fast mask."""
 
@@ -402,7 +404,8 @@ class _Seen:
         size, start_U1 = shape.page_size, units[:, 2:3]
         block_N = at + torch.arange(KEY_BLOCK, device=units.device)
         places_UN = units[:, 5:6] * self._split + block_N
-        there_UN = places_UN < units[:, 3:4]
+        begin_U1 = units[:, 6:7] - shape.window + 1 if shape.window else 0
+        there_UN = (places_UN >= begin_U1) & (places_UN < units[:, 3:4])
         if not there_UN.any():
             return None
         stored_UN = places_UN
@@ -421,7 +424,8 @@ class _Seen:
         sees_UMN = seen_UMN.float().repeat_interleave(self._group, 1)
         if (left := self._tile - sees_UMN.shape[1]) > 0:
             sees_UMN = pad(sees_UMN, (0, 0, 0, left))
-        return _KeyBlock(slots_UN.flatten(), sees_UMN[:, None])
+        missing_X11 = ~there_UN.flatten()[:, None, None]
+        return _KeyBlock(slots_UN.flatten(), missing_X11, sees_UMN[:, None])
 
 
 def _attend(on: AttentionCall, seen: _Seen, tile: int) -> None:
@@ -441,10 +445,11 @@ def _attend(on: AttentionCall, seen: _Seen, tile: int) -> None:
     # As many columns of ones as fill a tile of the library: at its edges a row's place counts.
     ones = q_ULMh.new_ones(count, kv, KEY_BLOCK, _TILE - size % _TILE)
     sums_ULMh = q_ULMh.new_zeros(*q_ULMh.shape[:3], size + ones.shape[-1])
-    for slots_X, sees_U1MN in seen.blocks:
+    for slots_X, missing_X11, sees_U1MN in seen.blocks:
         kv_XLh = layer.numbers_SLh.index_select(0, slots_X)
         if layer.scales_SL is not None:
             kv_XLh = kv_XLh.float() * layer.scales_SL.index_select(0, slots_X)[..., None]
+        kv_XLh.masked_fill_(missing_X11, 0)
         kv_UNLh = kv_XLh.to(dtype).float().view(count, KEY_BLOCK, 2 * kv, size)
         keys, values = kv_UNLh.transpose(1, 2).split(kv, 1)
         s = _products(q_ULMh, keys.mT).mul_(shape.scale)
