@@ -183,16 +183,26 @@ def fp8(*, per: str, suffix: str = "weight_scale", inputs: str | None = None) ->
     return write
 
 
+def _write_llama(folder: Path, **sizes: Any) -> Path:
+    return write_tiny_llama(folder, **{**SIZES, **sizes})
+
+
 def write_both(
-    folder: Path, config: dict[str, Any], writer: Writer, *, head: bool = False, **sizes: Any
+    folder: Path,
+    config: dict[str, Any],
+    writer: Writer,
+    *,
+    head: bool = False,
+    write: Callable[..., Path] = _write_llama,
+    **sizes: Any,
 ) -> tuple[Path, Path]:
-    """The folders of the quantized checkpoint and of its floats."""
-    source = write_tiny_llama(folder / "source", **{**SIZES, **sizes})
+    """The folders of the quantized checkpoint and of its floats; `write`: what is quantized."""
+    source = write(folder / "source", **sizes)
     quantized: dict[str, Tensor] = {}
     floats: dict[str, Tensor] = {}
     for name, tensor in load_file(source / "model.safetensors").items():
         module = name.removesuffix(".weight")
-        if module.endswith("_proj") or (head and module == "lm_head"):
+        if module.endswith(("_proj", ".w1", ".w2", ".w3")) or (head and module == "lm_head"):
             meant = writer(module, tensor.numpy(), quantized)
             floats[name] = torch.from_numpy(np.ascontiguousarray(meant))
         else:

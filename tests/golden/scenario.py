@@ -25,11 +25,12 @@ def open_runner(
     kv_store_dtype: torch.dtype | None = None,
     max_model_len: int | None = None,
     points: Sequence[int] = (),
+    quantization: str | None = None,
 ) -> Runner:
     """A runner whose pages already hold what somebody else left behind."""
     options = LoadOptions(
         dtype=dtype, device=torch.device("cpu"), batch_invariant=batch_invariant, page_size=PAGE,
-        kv_store_dtype=kv_store_dtype, max_model_len=max_model_len,
+        kv_store_dtype=kv_store_dtype, max_model_len=max_model_len, quantization=quantization,
     )  # fmt: skip
     runner = Runner.load(folder, options, num_pages=NUM_PAGES, points=points)
     leave_garbage(runner)

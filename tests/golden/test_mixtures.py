@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from foretoken import LLM
 from foretoken.cli.app import app
+from foretoken.config.engine import EngineConfig
 from foretoken.config.memory import ModelMemory
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.kernels.library import find_library
@@ -39,6 +40,7 @@ from foretoken.training.evaluation import watch_steps
 from tests.e2e.heads import HEADS, HIDDEN, write_head
 from tests.e2e.lossless import VOCAB as WORDS
 from tests.e2e.lossless import generate, make_prompts, open_llm
+from tests.golden import quantized
 from tests.golden.families import MIXTURES, VOCAB, expected_logits, write_checkpoint
 from tests.golden.gguf_files import More, write_gguf
 from tests.golden.scenario import cut, forward, in_pieces, open_runner, tables
@@ -415,7 +417,9 @@ def test_experts_in_mxfp4(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     config = {**json.loads(path.read_text()), "quantization_config": {"quant_method": "mxfp4"}}
     path.write_text(json.dumps(config))
-    runner, ids = open_runner(tmp_path), [7 * i % VOCAB for i in range(40)]
+    EngineConfig.from_kwargs(model=str(tmp_path), quantization="mxfp4")
+    runner = open_runner(tmp_path, quantization="mxfp4")
+    ids = [7 * i % VOCAB for i in range(40)]
     want = expected_logits(model, ids)
     found = forward(runner, [(ids, 0, 40, list(range(10)))])
     assert (found - want).abs().max() < 2e-3 * want.std()
@@ -575,6 +579,11 @@ def changed(folder: Path, **fields: Any) -> None:
         ("qwen3_moe", {"mlp_only_layers": "x"}, r"mlp_only_layers: got 'x'; allowed: a list"),
         ("gpt_oss", {"swiglu_alpha": 2.0}, r"swiglu_alpha: got 2.0"),
         ("olmoe", {"clip_qkv": 8.0}, r"clip_qkv: got 8.0"),
+        ("hunyuan_v1_moe", {"moe_topk": [[3], [3]]}, r"moe_topk: got \[3\]; allowed: a positive"),
+        ("hunyuan_v1_moe", {"moe_topk": []}, r"moe_topk: got \[\]; allowed: a positive"),
+        ("granitemoeshared", {"shared_intermediate_size": -4}, r"shared_inter.*: got -4; allowed"),
+        ("ernie4_5_moe", {"moe_num_shared_experts": -1}, r"moe_num_shared_experts: got -1"),
+        ("glm4_moe", {"num_nextn_predict_layers": "1"}, r"num_nextn.*: got '1'; allowed: a whole"),
     ],
 )
 def test_numbers_that_do_not_fit(
@@ -603,6 +612,10 @@ def test_files_that_lie(tmp_path: Path) -> None:
             r"unused tensors.*experts\.8",
         ),
         (lambda t: t[one].fill_(torch.nan), rf"{one}.*"),
+        (
+            lambda t: t.update({"model.layers.1.mlp.experts.gate_up_proj": torch.zeros(8, 48, 48)}),
+            r"stored twice: got 'model\.layers\.1\.mlp\.experts\.0\.gate_proj",
+        ),
     ]
     for number, (lie, named) in enumerate(lies):
         folder = tmp_path / str(number)
@@ -618,10 +631,93 @@ def test_files_that_lie(tmp_path: Path) -> None:
         open_runner(folder)
 
 
+def test_a_tensor_in_two_files(tmp_path: Path) -> None:
+    """Which of them is meant is not known."""
+    write_checkpoint(tmp_path, *MIXTURES["qwen3_moe"])
+    one, files = "model.layers.1.mlp.experts.3.up_proj.weight", [f"model-{i}" for i in range(2)]
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name, content in zip(files, (tensors, {one: tensors[one] + 1}), strict=True):
+        save_file(content, tmp_path / f"{name}.safetensors")
+    shards = {**dict.fromkeys(tensors, f"{files[0]}.safetensors"), one: f"{files[1]}.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    with pytest.raises(CheckpointError, match=rf"{one} in model-0.* and in model-1"):
+        open_runner(tmp_path)
+
+
+def test_the_type_that_only_files_say(tmp_path: Path) -> None:
+    """gpt-oss and Hy3 have none in config.json; their routers or biases may be float32."""
+    write_checkpoint(tmp_path, *MIXTURES["gpt_oss"])
+    changed(tmp_path, dtype=None, torch_dtype=None)
+    assert ModelShape.from_config(tmp_path).dtype == "float32"
+
+    def narrow(tensors: dict[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            tensors[name] = tensor if "router" in name else tensor.bfloat16()
+
+    rewritten(tmp_path, narrow)
+    assert ModelShape.from_config(tmp_path).dtype == "bfloat16"
+    for header in (b"[1, 2]", b'{"a": 3}', b'{"a": {"shape": ["b"], "dtype": "F32"}}'):
+        start = len(header).to_bytes(8, "little")
+        (tmp_path / "model.safetensors").write_bytes(start + header)
+        with pytest.raises(CheckpointError, match="model.safetensors: got"):
+            ModelShape.from_config(tmp_path)
+    changed(tmp_path, dtype="float16")
+    assert ModelShape.from_config(tmp_path).dtype == "float16"
+
+
+READY_MADE: dict[str, tuple[str, dict[str, Any], quantized.Writer]] = {
+    "qwen3_moe in fp8": (
+        "qwen3_moe",
+        {"quant_method": "fp8", "weight_block_size": [48, 64]},
+        quantized.fp8(per="block", suffix="weight_scale_inv"),
+    ),
+    "minimax_m2 in fp8": (
+        "minimax_m2",
+        {"quant_method": "fp8", "fmt": "float8_e4m3fn", "weight_block_size": [48, 64]},
+        quantized.fp8(per="block", suffix="weight_scale_inv"),
+    ),
+    "qwen3_moe in gptq": (
+        "qwen3_moe",
+        {"quant_method": "gptq", "bits": 4, "group_size": 32},
+        quantized.gptq(),
+    ),
+    "mixtral in awq": ("mixtral", {"quant_method": "awq", "group_size": 32}, quantized.awq()),
+    "glm4_moe, packed": (
+        "glm4_moe",
+        {
+            "quant_method": "compressed-tensors", "format": "pack-quantized",
+            "config_groups": {
+                "group_0": {"weights": {"num_bits": 4, "strategy": "group", "group_size": 32}}
+            },
+        },
+        quantized.packed(),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", READY_MADE)
+def test_experts_that_are_quantized_already(case: str, tmp_path: Path) -> None:
+    """As published for GPUs: each expert's matrices alone, routers in floats."""
+    family, config, writer = READY_MADE[case]
+    kind, changes = MIXTURES[family]
+    wide = {"hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 128}
+
+    def write(folder: Path) -> Path:
+        write_checkpoint(folder, kind, {**changes, **wide, "head_dim": 32})
+        return folder
+
+    found, expected = (
+        forward(open_runner(folder), [([7 * i % VOCAB for i in range(40)], 0, 40, list(range(10)))])
+        for folder in quantized.write_both(tmp_path, config, writer, write=write)
+    )
+    assert (found - expected).abs().max() < 4e-3 * expected.std()
+
+
 def test_layers_that_draft_are_left_alone(tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path, *MIXTURES["glm4_moe"])
     ids = list(range(30))
-    more = {"model.layers.3.eh_proj.weight": torch.zeros(2), "mtp.fc.weight": torch.zeros(2)}
+    names = ("model.layers.3.eh_proj.weight", "mtp.fc.weight", "model.mtp_emb_norm.0.weight")
+    more = {name: torch.zeros(2) for name in names}
     rewritten(tmp_path, lambda t: t.update(more))
     changed(tmp_path, num_nextn_predict_layers=1)
     found = forward(open_runner(tmp_path), [(ids, 0, 30, list(range(8)))])
@@ -631,15 +727,53 @@ def test_layers_that_draft_are_left_alone(tmp_path: Path) -> None:
         open_runner(tmp_path)
 
 
-def test_a_gguf_file_that_lies(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, *MIXTURES["qwen3_moe"])
+GGUF_LIES: dict[str, tuple[str, Callable[[gguf.GGUFWriter, dict[str, Any]], None], str]] = {
+    "fewer experts": (
+        "qwen3moe",
+        lambda writer, config: gguf_experts(
+            writer, {**config, "num_experts": 7, "num_local_experts": 7}
+        ),
+        r"exps.weight: .*24, 48, 8.*\[\.\.\., 7\]",
+    ),
+    "gate and up twice": (
+        "qwen3moe",
+        lambda writer, _: writer.add_tensor(
+            "blk.1.ffn_gate_up_exps.weight", np.zeros((8, 48, 48), np.float32)
+        ),
+        r"stored twice: got 'model\.layers\.1\.mlp\.experts\.",
+    ),
+    "weights times a number": (
+        "qwen3moe",
+        lambda writer, _: writer.add_expert_weights_scale(2.5),
+        r"qwen3moe\.expert_weights_scale: got 2\.5; allowed: 0\.0 or 1\.0",
+    ),
+    "another score": (
+        "olmoe",
+        lambda writer, _: writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID),
+        r"olmoe\.expert_gating_func: got 2; allowed: 1, or none",
+    ),
+}
 
-    def fewer(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-        gguf_experts(writer, {**config, "num_experts": 7, "num_local_experts": 7})
 
-    path = write_gguf(tmp_path, "qwen3moe", fewer)
-    with pytest.raises(CheckpointError, match=r"exps.weight: .*24, 48, 8.*\[\.\.\., 7\]"):
-        open_runner(path)
+@pytest.mark.parametrize("lie", GGUF_LIES)
+def test_a_gguf_file_that_lies(lie: str, tmp_path: Path) -> None:
+    arch, change, said = GGUF_LIES[lie]
+    write_checkpoint(tmp_path, *MIXTURES[GGUF[arch][0]])
+
+    def more(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+        if lie != "fewer experts":
+            gguf_experts(writer, config)
+        change(writer, config)
+
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=said):
+        open_runner(write_gguf(tmp_path, arch, more))
+
+
+def test_a_gpt_oss_without_its_window(tmp_path: Path) -> None:
+    kind, changes = MIXTURES["gpt_oss"]
+    write_checkpoint(tmp_path, kind, {**changes, "swiglu_limit": 7.0})
+    with pytest.raises(CheckpointError, match=r"gpt-oss\.attention\.sliding_window: got None"):
+        open_runner(write_gguf(tmp_path, "gpt-oss", gguf_experts))
 
 
 @pytest.mark.parametrize("kind", REFUSED)
@@ -650,12 +784,13 @@ def test_what_is_not_built_is_refused_with_its_reason(kind: str) -> None:
 
 def test_info_says_what_is_read_and_what_is_not(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, *MIXTURES["glm4_moe"])
-    rewritten(tmp_path, lambda t: t.update({"mtp.fc.weight": torch.zeros(2)}))
+    drafting = dict.fromkeys(("mtp.fc.weight", "model.mtp_block.0.weight"), torch.zeros(2))
+    rewritten(tmp_path, lambda t: t.update({n: one.clone() for n, one in drafting.items()}))
     changed(tmp_path, num_nextn_predict_layers=1)
     found = CliRunner().invoke(app, ["info", str(tmp_path), "--json", "--quantization", "int8"])
     facts = json.loads(found.output)
     assert (facts["experts"], facts["experts_a_token"], facts["layers_with_experts"]) == (8, 3, 2)
-    assert facts["draft_layers"] == "1, not read" and facts["drafting_tensors"] == "1, not read"
+    assert facts["draft_layers"] == "1, not read" and facts["drafting_tensors"] == "2, not read"
     shape = ModelShape.from_config(tmp_path)
     each = 2 * 3 * 3 * 48 * 24
     assert shape.expert_parameters() == each * 8 // 3
@@ -666,7 +801,7 @@ def test_info_says_what_is_read_and_what_is_not(tmp_path: Path) -> None:
     assert 1 < last["break_even_tokens_int8"] < last["break_even_tokens"], "bytes multiply faster"
     assert read == sorted(read) and read[0] < read[1]
     shown = CliRunner().invoke(app, ["info", str(tmp_path)]).output
-    assert "tokens to break even" in shown and "1, not read" in shown
+    assert "tokens to break even" in shown and "2, not read" in shown
     assert "operations per byte read, 20 with int8" in " ".join(shown.split())
     assert "int8 activations " not in shown, "nothing of floats is multiplied so"
 

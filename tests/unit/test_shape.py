@@ -327,6 +327,7 @@ CONFIGS: list[dict[str, Any]] = [
         WHOLE
         | (GELU if "gemma" in name else {})
         | (MIXED if name in OF_MIXTURES else {})
+        | ({"n_group": 1} if name == "afmoe" else {})
         | {"model_type": name}
         for name in NAMES
     ),

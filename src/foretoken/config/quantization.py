@@ -20,7 +20,9 @@ Quantization = Annotated[str | None, Allowed("None, " + ", ".join(QUANTIZATIONS)
 AUTO_X_BITS, DRAFT_MODEL_X_BITS = 16, 8
 """Bits of the activations that integer weights are multiplied with where nothing is named: 8 for
 draft models, whose tokens are checked either way."""
-_READY_MADE = ("compressed-tensors", "fp8", "gguf", "gptq", "gptq_marlin", "awq", "awq_marlin")
+_READY_MADE = (
+    "compressed-tensors", "fp8", "gguf", "gptq", "gptq_marlin", "awq", "awq_marlin", "mxfp4",
+)  # fmt: skip
 _SUCCESSORS = {
     word: instead
     for instead, listed in {
@@ -30,7 +32,7 @@ _SUCCESSORS = {
         "int8 at load": "experts_int8 tpu_int8 ptpc_fp8 fbgemm_fp8",
         "gptq without sparsity, or int4 at load": "gptq_marlin_24",
         "int8 or int4 at load, of the 16-bit checkpoint": "marlin aqlm squeezellm bitblas "
-        "gptq_bitblas modelopt modelopt_fp4 mxfp4 nvfp4 petit_nvfp4 quark auto-round inc ipex "
+        "gptq_bitblas modelopt modelopt_fp4 nvfp4 petit_nvfp4 quark auto-round inc ipex "
         "moe_wna16",
     }.items()
     for word in listed.split()

@@ -130,6 +130,14 @@ def _open(path: Path) -> WeightFile:
     return opened
 
 
+def _add(files: dict[str, Path], name: str, path: Path) -> None:
+    """Note where a tensor lies. Raises CheckpointError: it lies somewhere else too."""
+    if name in files:
+        given = f"{name} in {files[name].name} and in {path.name}"
+        raise CheckpointError("tensor stored twice", given, "one tensor of each name")
+    files[name] = path
+
+
 class Checkpoint:
     """The tensors of one folder. Use it in a `with` block and call `finish` at the end."""
 
@@ -154,7 +162,8 @@ class Checkpoint:
             names: how tensors are called that the model knows by other names.
 
         Raises:
-            CheckpointError: no weights, a missing shard, or a truncated or corrupt file.
+            CheckpointError: no weights, a missing shard, a truncated or corrupt file, or a tensor
+                that is stored twice.
         """
         self._dtype, self.device, self._stored = dtype, device, stored
         self._library = backend_for(device).library
@@ -163,7 +172,7 @@ class Checkpoint:
         for path, handle in self._open.items():
             for name in handle.keys():
                 if not name.endswith(_DERIVED):
-                    self._files[name] = path
+                    _add(self._files, name, path)
         outer = find_multimodal(around)
         self._stored_as = {} if outer is None else outer.names(self._files)
         if outer is not None:
@@ -180,12 +189,13 @@ class Checkpoint:
 
     def _take_apart(self) -> None:
         """Know tensors by our names, those of each expert alone, however they are stored."""
-        files, stored_as = {}, {}
+        files: dict[str, Path] = {}
+        stored_as: dict[str, str] = {}
         for name, path in self._files.items():
             views = self._names.views(name)
             self._views |= views
             for part in views or (self._names.plain(name),):
-                files[part] = path
+                _add(files, part, path)
                 stored_as[part] = self._stored_as.get(name, name)
         self._files, self._stored_as = files, stored_as
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,9 +72,10 @@ def numbers(config: Config, name: str, count: int) -> tuple[float, ...]:
     return tuple(float(value) for value in values or ())
 
 
-def dtype_name(config: Config) -> str:
-    """The type that the weights are stored in."""
-    name = config.get("dtype") or config.get("torch_dtype") or "float32"
+def dtype_name(config: Config, stored: Callable[[], str | None]) -> str:
+    """The type that the weights are stored in; `stored`: that of the files, where nothing is
+    said."""
+    name = config.get("dtype") or config.get("torch_dtype") or stored() or "float32"
     if name not in DTYPES:
         raise UnsupportedModelError("dtype", name, ", ".join(DTYPES))
     return str(name)

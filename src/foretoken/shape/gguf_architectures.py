@@ -61,6 +61,12 @@ _NEUTRAL = {
     "logit_scale": 0.0,
 }
 """What no row reads, and the value that changes nothing."""
+_NEUTRAL_EXPERTS = {
+    "expert_weights_scale": (0.0, 1.0),
+    "expert_shared_count": (0,),
+    "expert_group_count": (0, 1),
+}
+"""The same of mixtures whose routers have no sigmoid."""
 _TOP = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -307,8 +313,20 @@ def _layer_types(table: GgufTable, arch: str, sizes: Fields, period: int) -> lis
     return ["sliding_attention" if one else "full_attention" for one in windowed]
 
 
-def _experts(table: GgufTable, arch: str, sizes: Fields) -> Fields:
-    """Numbers of experts, under the names that most families have for them."""
+_SOFTMAX, _SIGMOID, _SOFTMAX_OF_CHOSEN = 1, 2, 3
+"""What llama.cpp calls expert_gating_func."""
+
+
+def _experts(table: GgufTable, arch: str, sizes: Fields, scoring: int = _SOFTMAX) -> Fields:
+    """Numbers of experts, under the names that most families have for them; `scoring`: the only one
+    that is run."""
+    key = f"{arch}.expert_gating_func"
+    if (given := table.get(key, int, scoring)) not in (0, scoring):
+        raise UnsupportedModelError(key, given, f"{scoring}, or none")
+    for key, alike in (_NEUTRAL_EXPERTS if scoring != _SIGMOID else {}).items():
+        given = table.get(f"{arch}.{key}", type(alike[0]), alike[0])
+        if given not in alike:
+            raise UnsupportedModelError(f"{arch}.{key}", given, " or ".join(map(str, alike)))
     width = table.get(f"{arch}.expert_feed_forward_length", int, sizes["intermediate_size"])
     count, used = (table.get(f"{arch}.expert_{what}count", int, 0) for what in ("", "used_"))
     if not any("_exps." in name for name in table.tensors):
@@ -340,7 +358,9 @@ def _olmoe(table: GgufTable, sizes: Fields) -> Fields:
 
 def _gpt_oss(table: GgufTable, sizes: Fields) -> Fields:
     """Every other layer has a window; correction bounds of its positions are not rounded."""
-    found, rope = _experts(table, "gpt-oss", sizes), sizes["rope_scaling"]
+    found, rope = _experts(table, "gpt-oss", sizes, _SOFTMAX_OF_CHOSEN), sizes["rope_scaling"]
+    if sizes["sliding_window"] is None:
+        raise CheckpointError("gpt-oss.attention.sliding_window", None, "a number")
     return {
         **found,
         "intermediate_size": found["moe_intermediate_size"],
@@ -350,10 +370,8 @@ def _gpt_oss(table: GgufTable, sizes: Fields) -> Fields:
 
 def _glm4moe(table: GgufTable, sizes: Fields) -> Fields:
     """The last blocks may draft, and are counted with the others."""
-    found, drafting = _experts(table, "glm4moe", sizes), _number(table, "nextn_predict_layers", 0)
-    function = table.get("glm4moe.expert_gating_func", int, 2)
-    if function != 2:
-        raise UnsupportedModelError("glm4moe.expert_gating_func", function, "2, sigmoid")
+    found = _experts(table, "glm4moe", sizes, _SIGMOID)
+    drafting = _number(table, "nextn_predict_layers", 0)
     return {
         **found,
         "num_hidden_layers": sizes["num_hidden_layers"] - drafting,

@@ -24,6 +24,7 @@ from foretoken.shape.mixtures.experts import Experts
 from foretoken.shape.mixtures.families import refuse
 from foretoken.shape.multimodal import find_multimodal, placeholders, text_config
 from foretoken.shape.rope_config import RopeShape
+from foretoken.shape.safetensors_header import stored_dtype
 from foretoken.shape.stored import CheckpointQuantization, stored_scheme
 from foretoken.shape.transformers_config import transformers_fields
 
@@ -151,11 +152,11 @@ class ModelShape:
         refuse(config)
         if find_family(kind) is None and find_multimodal(kind) is None:
             raise UnsupportedModelError("model_type", kind, family_names())
-        return cls._from_dict(Path(), config, stored=None)
+        return cls._from_dict(None, config, stored=None)
 
     @classmethod
     def _from_dict(
-        cls, folder: Path, config: Config, *, stored: CheckpointQuantization | None
+        cls, folder: Path | None, config: Config, *, stored: CheckpointQuantization | None
     ) -> Self:
         check_kinds(config)
         refuse(config)
@@ -177,8 +178,10 @@ class ModelShape:
             positions = fields["rope"].context(fields["max_position_embeddings"])
             fields["max_position_embeddings"] = positions
         else:
+            assert folder is not None, "a family of our own"
             fields = transformers_fields(folder, config)
-        shape = cls(**{**fields, "eos_token_ids": tuple(eos), "dtype": dtype_name(config)})
+        dtype = dtype_name(config, lambda: None if folder is None else stored_dtype(folder))
+        shape = cls(**{**fields, "eos_token_ids": tuple(eos), "dtype": dtype})
         shape._check()
         if shape.stored is not None and shape.stored.method == "mxfp4":
             return replace(shape, stored=shape.stored.experts_alone(shape._share_of_experts()))

@@ -22,8 +22,8 @@ _PREFIXES = (
 )
 """Where decoders lie: as transformers 5 has them, as most are published, and re-saved alone."""
 _TABLE, _HEADS = "embed_tokens.weight", ("lm_head.", "language_model.lm_head.")
-DRAFT_HEADS = ("mtp.",)
-"""What the names of tensors begin with that draft, which are not read."""
+DRAFT_HEADS = ("mtp.", "model.mtp_")
+"""What the names of tensors begin with that draft, which are not read; ERNIE has the latter."""
 _LLAVA = ("vision_tower.", "multi_modal_projector.")
 _OUTSIDE = ("model_type", "architectures", "text_config", "tie_word_embeddings")
 _EITHER = ("quantization_config", "compression_config", "dtype", "torch_dtype")

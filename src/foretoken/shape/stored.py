@@ -10,7 +10,7 @@ from typing import Self
 
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.shape.block_kinds import BLOCK_KINDS
-from foretoken.shape.fields import Config, refuse_unless
+from foretoken.shape.fields import Config
 from foretoken.shape.memory_formula import Held
 
 READY_MADE = ("compressed-tensors", "gptq", "awq", "fp8", "mxfp4", "gguf")
@@ -153,7 +153,9 @@ def _awq(given: Config) -> CheckpointQuantization:
 
 
 def _fp8(given: Config) -> CheckpointQuantization:
-    refuse_unless(given, {"fmt": ("e4m3", "e4m3")})
+    kind = given.get("fmt") or "e4m3"
+    if kind not in ("e4m3", "float8_e4m3fn"):
+        raise UnsupportedModelError("quantization_config.fmt", kind, "e4m3 or float8_e4m3fn")
     rounds = given.get("activation_scheme") is not None
     block = _block(given.get("weight_block_size"))
     return CheckpointQuantization(

@@ -92,6 +92,19 @@ def test_a_mixture_in_mxfp4_as_published() -> None:
     assert dense_model.quantization.dense_bytes(dense_model.target) == 4.25 / 8
 
 
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("gpt-oss-120b", "foretoken serve openai/gpt-oss-120b"),
+        ("llama-3.1-8b", "# Foretoken does not read mxfp4"),
+    ],
+)
+def test_foretoken_reads_mxfp4_where_it_is_published(target: str, said: str) -> None:
+    asked = PlanSettings(target=target, quantization="mxfp4", engine="foretoken", method="ngram")
+    plan = build_plan(asked)
+    assert plan.commands["foretoken"].startswith(said)
+
+
 @pytest.mark.parametrize("name", ["demo", "demo-draft"])
 def test_agrees_with_the_engine(name: str) -> None:
     shape = ModelShape.from_config(packaged_model(name))

@@ -169,6 +169,8 @@ def _draft_outlook(context: PlanContext) -> DraftOutlook:
 
 _FLOATS = ("bf16", "fp16", "fp32")
 _MADE = ("int4", "mxfp4", "nvfp4")
+_READ = ("mxfp4", "mxfp4")
+"""What Foretoken reads of four-bit floats: a checkpoint that is published in them."""
 
 
 def ready_commands(setup: Setup, schedule: DraftSchedule, *, speculates: bool) -> dict[str, str]:
@@ -184,13 +186,13 @@ def ready_commands(setup: Setup, schedule: DraftSchedule, *, speculates: bool) -
 def _command(engine: str, setup: Setup, schedule: DraftSchedule) -> str:
     if setup.drafting is not None and (why := refusal(engine, setup.drafting)):
         return f"# {why}"
-    weights = setup.quantization.name
-    if engine == "foretoken" and weights in ("mxfp4", "nvfp4"):
+    weights, stored = setup.quantization.name, setup.target.quantization
+    if engine == "foretoken" and weights in ("mxfp4", "nvfp4") and (weights, stored) != _READ:
         return f"# Foretoken does not read {weights}"
     settings = {"model": setup.target.name, **_settings(engine, setup)}
     drafting = None if setup.drafting is None else _drafting(engine, setup, schedule)
     written = write_command(engine, settings, drafting).commented
-    there = "quantization" in settings or weights in (setup.target.quantization, *_FLOATS)
+    there = "quantization" in settings or weights in (stored, *_FLOATS)
     if engine == "foretoken" and not there:
         return f"# name a checkpoint of the target in {weights}\n{written}"
     return written

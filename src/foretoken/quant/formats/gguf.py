@@ -111,11 +111,14 @@ class GgufFile:
             check_experts(tensor, config.get("num_experts") or 0)
             for expert in range(tensor.shape[-1]):
                 own, part = name.format(expert), tensor.of_expert(expert)
-                if ".gate_up_proj." not in own:
-                    self._tensors[own] = part
-                    continue
-                for number, one in enumerate(("gate", "up")):
-                    self._tensors[own.replace("gate_up", one)] = part.half(number)
+                parts = {own: part}
+                if ".gate_up_proj." in own:
+                    halves = enumerate(("gate", "up"))
+                    parts = {own.replace("gate_up", one): part.half(at) for at, one in halves}
+                if twice := parts.keys() & self._tensors.keys():
+                    given = f"{min(twice)} in {stored} too"
+                    raise CheckpointError("tensor stored twice", given, "each once")
+                self._tensors |= parts
         self._norm_offset = norm_offset(config["model_type"])
         self._heads: dict[str, int] = {}
         if row.turns_heads:

@@ -26,6 +26,8 @@ from foretoken.shape.mixtures.experts import Experts, Routing
 from foretoken.shape.rope_config import RopeShape, one_rope, rope_of, theta_of
 
 _SILU = ("silu", "silu")
+_YES = (True, "true")
+_SIGMOID = ("sigmoid", "sigmoid")
 _LATENT = "latent attention"
 _RECURRENT = "recurrent layers"
 REFUSED: Final[Mapping[str, str]] = {
@@ -84,6 +86,11 @@ def _fields(
 def _or(value: Any, usual: Any) -> Any:
     """What stands there; `usual` where nothing does."""
     return usual if value is None else value
+
+
+def _or_none(config: Config, name: str, usual: int) -> int:
+    """A size that may be 0."""
+    return 0 if _or(config.get(name), usual) == 0 else size(config, name, usual)
 
 
 def _count(config: Config, name: str, usual: int | None = None) -> int:
@@ -202,7 +209,7 @@ def _gpt_oss(config: Config) -> dict[str, Any]:
 
 def _granitemoe(config: Config) -> dict[str, Any]:
     """Four multipliers: of embeddings, scores, what is added to the stream, and logits."""
-    shared = config.get("shared_intermediate_size") or 0
+    shared = _or_none(config, "shared_intermediate_size", 0)
     experts = _everywhere(
         config,
         Routing(score="none", weights="softmax"),
@@ -272,7 +279,7 @@ def _ernie4_5_moe(config: Config) -> dict[str, Any]:
     last = _or(config.get("moe_layer_end_index"), -1)
     last = layers - 1 if last == -1 else last
     width = size(config, "moe_intermediate_size", 1536)
-    shared = _or(config.get("moe_num_shared_experts"), 2)
+    shared = _or_none(config, "moe_num_shared_experts", 2)
     experts = Experts(
         count=_count(config, "moe_num_experts", 64),
         used=size(config, "moe_k", 6),
@@ -293,7 +300,8 @@ def _ernie4_5_moe(config: Config) -> dict[str, Any]:
 def _hunyuan_v1_moe(config: Config) -> dict[str, Any]:
     """Heads are turned first, then normed."""
     given = config.get("moe_topk")
-    given = given[0] if isinstance(given, list) and len(set(given)) == 1 else given
+    if isinstance(given, list) and given and given == given[:1] * len(given):
+        given = given[0]
     experts = _everywhere(
         config,
         Routing(weights="normalized", wide=True),
@@ -319,6 +327,10 @@ def _stretched(config: Config) -> Config:
 
 
 def _minimax_m2(config: Config) -> dict[str, Any]:
+    per_layer, none = ("per_layer", "per_layer"), (0, "0")
+    alike = {"scoring_func": _SIGMOID, "use_routing_bias": _YES, "use_qk_norm": _YES}
+    alike |= {"qk_norm_type": per_layer, "shared_intermediate_size": none}
+    refuse_unless(config, alike)
     turned = positive_or_none(config, "rotary_dim")
     share = config.get("partial_rotary_factor")
     if turned is not None and share is None:
@@ -331,7 +343,8 @@ def _minimax_m2(config: Config) -> dict[str, Any]:
 
 
 def _hy_v3(config: Config) -> dict[str, Any]:
-    refuse_unless(config, {"mlp_bias": (False, "False")})
+    alike = dict.fromkeys(("route_norm", "qk_norm", "moe_router_use_sigmoid"), _YES)
+    refuse_unless(config, {"mlp_bias": (False, "False"), **alike})
     layers, kinds = _from(config, "first_k_dense_replace", 1), config.get("mlp_layer_types")
     if kinds is not None:
         if len(kinds) != len(layers) or set(kinds) - {"dense", "sparse"}:
@@ -359,6 +372,8 @@ def _hy_v3(config: Config) -> dict[str, Any]:
 
 def _afmoe(config: Config) -> dict[str, Any]:
     """A gate behind attention; positions only in the layers with a window."""
+    groups = dict.fromkeys(("n_group", "topk_group"), (1, "1"))
+    refuse_unless(config, {"score_func": _SIGMOID, "route_norm": _YES, **groups})
     period = size(config, "global_attn_every_n_layers", 4)
     usual = [SLIDING if (i + 1) % period else FULL for i in range(layer_count(config))]
     window = size(config, "sliding_window", 1024)
