@@ -5,6 +5,7 @@ another company of rows, a tie decided by luck, an expert read in another's plac
 """
 
 import json
+import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -24,9 +25,11 @@ from foretoken import LLM
 from foretoken.cli.app import app
 from foretoken.config.engine import EngineConfig
 from foretoken.config.memory import ModelMemory
-from foretoken.errors import CheckpointError, UnsupportedModelError
+from foretoken.errors import CheckpointError, ConfigError, UnsupportedModelError
+from foretoken.hardware import Hardware
 from foretoken.kernels.library import find_library
 from foretoken.layers.mixture import Mixture, MixtureBeside, Router
+from foretoken.models import weight_cache
 from foretoken.models.checkpoint import Checkpoint
 from foretoken.models.decoder import Decoder
 from foretoken.models.tensors import SpanLayout
@@ -188,6 +191,55 @@ def test_so_is_one_that_c_drops(case: str, terms: dict[str, Any], tmp_path: Path
         runner.model = replace(decoder(runner), compiled=compiled)
         found = forward(runner, [(ids, 0, 30, list(range(8)))])
         assert (found - want).abs().max() > 1e-2, name
+
+
+FIELDS: list[tuple[str, str, Any]] = [
+    ("granitemoe", "embedding_scale", 1.0),
+    ("granitemoe", "attention_scale", None),
+    ("granitemoe", "branch_scale", 1.0),
+    ("granitemoe", "logit_scale", 1.0),
+    ("gpt_oss", "windows", ()),
+    ("gpt_oss", "limit", 100.0),
+    ("hunyuan_v1_moe", "norms_after_turning", False),
+    ("hunyuan_v1_moe stretched", "theta", 300.0),
+    ("glm4_moe", "rotary_dim", 16),
+    ("minimax_m2", "rotary_dim", 16),
+    ("afmoe", "turned", ()),
+    ("afmoe", "embedding_scale", 1.0),
+    ("qwen2_moe window", "windows", ()),
+    ("gemma4 experts, keys as values", "logit_softcap", None),
+    ("gemma4 experts, keys as values", "local_rope", None),
+    ("gemma4 experts, keys as values", "value_norms", False),
+]
+
+
+@pytest.mark.parametrize(("case", "field", "none"), FIELDS)
+def test_so_is_what_config_json_says(
+    case: str, field: str, none: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_checkpoint(tmp_path, *MIXTURES[case])
+    shape, ids = ModelShape.from_config(tmp_path), [7 * i % VOCAB for i in range(30)]
+    assert shape.experts is not None and shape.rope is not None
+    within = {"limit": "experts", "theta": "rope", "rotary_dim": "rope"}.get(field)
+    changes = {field: none}
+    if within is not None:
+        changes = {within: replace(getattr(shape, within), **changes)}
+    dropped = replace(shape, **changes)
+    assert dropped != shape
+    monkeypatch.setattr(ModelShape, "from_config", lambda folder: dropped)
+    found = forward(open_runner(tmp_path), [(ids, 0, 30, list(range(8)))])
+    assert (found - expected_logits(model, ids)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    "kind", ["mlp.router.bias", "gate_up_proj_bias", "down_proj_bias", "self_attn.sinks"]
+)
+def test_so_is_a_bias(kind: str, tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path, *MIXTURES["gpt_oss"])
+    want, ids = expected_logits(model, list(range(30))), list(range(30))
+    rewritten(tmp_path, lambda t: [one.zero_() for name, one in t.items() if name.endswith(kind)])
+    found = forward(open_runner(tmp_path), [(ids, 0, 30, list(range(8)))])
+    assert (found - want).abs().max() > 1e-2
 
 
 # A row's bits.
@@ -361,6 +413,50 @@ def test_control_is_told_what_steps_read(tmp_path: Path) -> None:
     assert all(3.0 <= one.experts_read <= 8.0 for one in steps) and len(steps) > 30
     assert told["target"]["expert_s"] >= 0.0
     assert told["target"]["experts"]["apart"] != [1.0, 1.0, 1.0], "nothing was learnt"
+
+
+@pytest.mark.skipif(find_library() is None, reason="only kernels pack weights")
+@pytest.mark.parametrize("case", ["qwen3_moe", "gpt_oss"])
+def test_experts_that_memory_has_no_room_for(
+    case: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They are packed into a file layer by layer, stay mapped, and write the same tokens; the next
+    start finds the file."""
+    monkeypatch.setattr(logging.getLogger("foretoken"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="foretoken")
+    monkeypatch.setattr(weight_cache, "_LEAST_BYTES", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    kind, changes = MIXTURES[case]
+    write_checkpoint(tmp_path / "model", kind, {**changes, "vocab_size": WORDS})
+    prompts, asked = make_prompts(3, 3), {"max_tokens": 16, "temperature": 0.0}
+    settings: dict[str, Any] = {"dtype": "float32", "max_model_len": 96, "max_num_seqs": 2}
+
+    def start() -> tuple[Any, Any]:
+        with LLM(str(tmp_path / "model"), speculative_config=None, **settings) as llm:
+            return generate(llm, prompts, asked), llm._engine.parts.config.budget
+
+    monkeypatch.setenv("FORETOKEN_PACKED_WEIGHTS_GIB", "0")
+    want, budget = start()
+    assert not budget.mapped and "no room" not in caplog.text
+    small = replace(Hardware.detect(), free_memory=budget.need.fixed - 1)
+    monkeypatch.setattr(Hardware, "detect", lambda: small)
+    with pytest.raises(ConfigError, match="FORETOKEN_PACKED_WEIGHTS_GIB"):
+        start()
+    monkeypatch.delenv("FORETOKEN_PACKED_WEIGHTS_GIB")
+    forgotten = list[int]()
+    monkeypatch.setattr(
+        weight_cache, "_forget", lambda tensor: forgotten.append(tensor.fill_(0).nbytes)
+    )
+    for first in (True, False):
+        forgotten.clear()
+        found, mapped = start()
+        assert found == want and mapped.mapped > 0 and mapped.total < mapped.free
+        assert (sum(forgotten) > mapped.mapped / 2) == first == bool(forgotten)
+    assert caplog.text.count("of experts have no room and stay on the disk") == 3
+    assert caplog.text.count("mapped\n") == 2
 
 
 @pytest.mark.slow
@@ -595,7 +691,7 @@ def test_numbers_that_do_not_fit(
         ModelShape.from_config(tmp_path)
 
 
-def rewritten(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
+def rewritten(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors")

@@ -51,6 +51,7 @@ from foretoken.shape.memory_formula import (
 )
 from tests.golden.heads import load_head
 from tests.guards.sources import ROOT
+from tests.unit.test_published_mixtures import QWEN3
 
 MIB = 1 << 20
 DEMO, DRAFT = (ModelShape.from_config(packaged_model(n)) for n in ("demo", "demo-draft"))
@@ -387,6 +388,29 @@ def test_weights_that_do_not_fit_show_the_arithmetic() -> None:
     for part in ("weights", "draft weights", "activations", "no speculative_config"):
         assert part in str(error)
     accepted(replace(asked, drafting=Drafting(), max_model_len_given=False))
+
+
+def test_experts_that_do_not_fit_stay_mapped() -> None:
+    """The rest has to fit, since every step reads it. A dense model, or one whose weights are not
+    packed, is refused as ever."""
+    target = ModelMemory(shape=ModelShape.from_fields(QWEN3))
+    asked = facts(target=target, drafting=Drafting(), free=20 << 30, may_map=True)
+    budget = budget_of(asked)
+    assert budget.mapped == target.expert_bytes(2) > 50 << 30
+    assert budget.need.weights == target.weight_bytes(2) - budget.mapped
+    assert budget.total <= asked.free and budget.num_tokens >= 1024
+    assert budget_of(replace(asked, free=100 << 30)).mapped == 0
+    for other in (replace(asked, may_map=False), replace(asked, free=budget.need.fixed - MIB)):
+        assert refused(other).field == "model"
+    hardware = Hardware(
+        cpu_name="any", num_cores=2, free_memory=20 << 30, cpu_flags=frozenset[str]()
+    )
+    config = EngineConfig.from_kwargs(model="m", max_model_len=512)
+    assert resolve(config, hardware, target.shape).budget.mapped > 0
+    with pytest.raises(ConfigError, match="its weights"):
+        resolve(config, hardware, target.shape, packs=())
+    with pytest.raises(ConfigError, match="its weights"):
+        resolve(config, replace(hardware, free_memory=50 * MIB), DEMO)
 
 
 ADVICE: dict[str, dict[str, object]] = {

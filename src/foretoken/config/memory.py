@@ -210,6 +210,10 @@ class MemoryFacts:
     max_num_batched_tokens: int
     gives_back: bool = False
     """Whether pages that drafters do without are memory again."""
+    may_map: bool = False
+    """Whether experts may stay in a mapped file, of which the system keeps what it has room for."""
+    maps: bool = False
+    """Whether they do; they are not counted then."""
     of_one_rank: bool = False
     """Whether each process has memory of its own, a GPU's. All is counted for rank 0 alone then,
     which has most: it drafts, too."""
@@ -240,6 +244,8 @@ class Budget:
     """How many there would be without speculation, all other settings the same."""
     kv_bytes: int
     """What pages may take, those of drafters included."""
+    mapped: int = 0
+    """Bytes of experts beside that, in a file that is mapped, since memory has no room for them."""
     is_shared: bool = False
     """Whether drafters get what the target leaves of that, and give it back; else they have a part
     of every page."""
@@ -314,7 +320,7 @@ def need_of(facts: MemoryFacts) -> Need:
     more_ranks = (processes - 1) * RANK_BYTES
     window = _window_of(facts)
     return Need(
-        weights=_weights_of(target, facts) + head,
+        weights=_weights_of(target, facts) + head - _mapped(facts),
         draft_weights=sum(drafts),
         activations=processes * activations,
         workspace=RUNTIME_BYTES + more_ranks + late + sum(tables),
@@ -331,6 +337,13 @@ def need_of(facts: MemoryFacts) -> Need:
 def _counted(model: ModelMemory, facts: MemoryFacts) -> int:
     """Processes whose memory is counted."""
     return 1 if facts.of_one_rank else model.processes
+
+
+def _mapped(facts: MemoryFacts) -> int:
+    """Bytes of experts that stay in a mapped file."""
+    if not facts.maps:
+        return 0
+    return facts.target.expert_bytes(facts.dtype_bytes, packs=facts.packs)
 
 
 def _weights_of(model: ModelMemory, facts: MemoryFacts) -> int:
@@ -371,6 +384,7 @@ def plan_pages(facts: MemoryFacts) -> Budget:
         num_pages=num_pages,
         plain_pages=plain_pages,
         kv_bytes=kv_bytes,
+        mapped=_mapped(facts),
         is_shared=facts.gives_back and need.draft_kv_per_token > 0,
     )
 

@@ -16,12 +16,15 @@ _SHORT_STEP = 512
 
 
 def budget_of(facts: MemoryFacts) -> Budget:
-    """The budget of this configuration. Raises ConfigError: it cannot work; with the arithmetic,
-    and what would."""
+    """The budget of this configuration; experts that are larger than the memory stay in a mapped
+    file, if they may. Raises ConfigError: it cannot work; with the arithmetic, and what would."""
     budget = plan_pages(facts)
     field = shortage_of(facts, budget)
     if field is None:
         return budget
+    mapping = replace(facts, maps=True)
+    if facts.may_map and budget.need.fixed > facts.free and _works(mapping):
+        return plan_pages(mapping)
     if field == "model" and _longest(facts):
         field = "max_model_len"
     others = [text for text, other in _alternatives(facts, budget) if _works(other)]

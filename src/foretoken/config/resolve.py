@@ -181,6 +181,7 @@ def resolve(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens or 2048,
         gives_back=device == "cpu" and hardware.gives_memory_back,
+        may_map=held is Packs.ALL and config.num_processes == 1 and shape.experts is not None,
         of_one_rank=device != "cpu",
     )
     return ResolvedConfig(

@@ -19,7 +19,7 @@ from foretoken.backend import backend_for, packing_devices, plan_search
 from foretoken.checkpoint import find_model
 from foretoken.config import EngineConfig, SpeculativeConfig, resolve
 from foretoken.config.auto import AUTO
-from foretoken.config.memory import Drafting
+from foretoken.config.memory import Drafting, show
 from foretoken.config.quantization import PrecisionConfig
 from foretoken.config.resolve import resolve_device, resolve_dtype, resolve_invariance
 from foretoken.control.adaptive.controller import AdaptiveControl
@@ -152,6 +152,10 @@ class _Assembly:
         logger.info(self.config.describe())
         for line in self.config.describe_memory():
             logger.info(line)
+        if self.config.budget.mapped:
+            told = "memory: %s of experts have no room and stay on the disk, in a mapped file: "
+            told += "steps wait for those that are read again"
+            logger.warning(told, show(self.config.budget.mapped))
         self.pool = PagePool(self.config.num_pages, self.config.page_size)
 
     def _drafting(self) -> Drafting:
@@ -235,6 +239,7 @@ class _Assembly:
             keeps_head=any(one.borrows_head for one in self._drafting().heads),
             by_layers=config.user.pipeline_parallel_size > 1,
             points=tuple(point for point in self.points if point != FINAL),
+            maps_experts=config.budget.mapped > 0,
         )
         return self._runner(self.folder, options, leader, self.points)
 

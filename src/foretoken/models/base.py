@@ -46,6 +46,9 @@ class LoadOptions:
     """Type of stored keys and values; None: `dtype`."""
     max_model_len: int | None = None
     """Positions that sequences will reach at most; None: what the model was made for."""
+    maps_experts: bool = False
+    """Keep experts in a mapped file of packed weights, since memory has no room for them; the file
+    is written first if it is not there."""
     group: Group | None = None
     """Processes that compute the model together; None: this one does all of it."""
     keeps_head: bool = False

@@ -15,14 +15,17 @@ from foretoken.kernels.linear import TYPES
 from foretoken.models.base import LoadOptions, Model
 from foretoken.models.builder import Builder
 from foretoken.models.checkpoint import Checkpoint, weight_files
+from foretoken.models.packed_file import PackedFile
 from foretoken.models.through_transformers import load_with_transformers
 from foretoken.models.weight_cache import (
+    VARIABLE,
     CachedWeightSource,
     PackedLayers,
     PackedWriting,
     RecordingWeightSource,
     WeightCache,
     WeightSource,
+    packed_folder,
 )
 from foretoken.ops.linear import RowProbe
 from foretoken.quant.formats import format_of
@@ -46,7 +49,9 @@ def load_model(folder: Path, options: LoadOptions) -> Model:
         if not shape.is_own:
             return load_with_transformers(folder, shape, options)
         cache = _weight_cache(folder, shape, options)
-        file = None if cache is None else cache.find()
+        file = None if cache is None else cache.find(stays_mapped=options.maps_experts)
+        if file is None and options.maps_experts:
+            file = _pack_first(folder, shape, options, cache)
         if file is not None:
             replayed = CachedWeightSource(file)
             return layer_builder(replayed, shape, options, replayed).model()
@@ -77,6 +82,23 @@ def write_packed(folder: Path, options: LoadOptions) -> Path | None:
     return path if path.is_file() else None
 
 
+def _pack_first(
+    folder: Path, shape: ModelShape, options: LoadOptions, cache: WeightCache | None
+) -> PackedFile:
+    """The file of packed weights that memory has no room for, written layer by layer and mapped.
+    Raises ConfigError: it could not be written."""
+    writing = None if cache is None else cache.begin()
+    if writing is not None:
+        _load(folder, shape, options, writing)
+        writing.wait()
+    file = None if cache is None else cache.find(stays_mapped=True)
+    if file is None:
+        allowed = f"weights that memory has room for; or room on the disk of {packed_folder()}, "
+        allowed += f"and {VARIABLE} large enough, for a packed file that is mapped"
+        raise ConfigError("model", str(folder), allowed)
+    return file
+
+
 def _load(
     folder: Path, shape: ModelShape, options: LoadOptions, writing: PackedWriting | None
 ) -> Model:
@@ -97,7 +119,8 @@ def _load(
             forget_gguf()
             if writing is None:
                 return layer_builder(checkpoint, shape, options).model()
-            recorded = RecordingWeightSource(checkpoint, writing.writer)
+            forgets = options.maps_experts
+            recorded = RecordingWeightSource(checkpoint, writing.writer, forgets_experts=forgets)
             model = layer_builder(recorded, shape, options, recorded).model()
             if recorded.is_complete:
                 writing.keep(recorded.about())

@@ -253,6 +253,13 @@ class PackedWriter:
         self._end += -(-tensor.nbytes // _PAGE) * _PAGE
         return len(self._written) - 1
 
+    def flush(self) -> None:
+        """Wait until everything that was added is written. Raises OSError: no room, or the disk
+        failed."""
+        if self._written:
+            self._written[-1].result()
+        self._thread.submit(self._stream.flush).result()
+
     def finish(self, about: Mapping[str, Any]) -> int:
         """Wait for the tensors and make the file whole, with what its reader is to know.
 
@@ -358,13 +365,14 @@ def mark_on_disk(path: Path) -> None:
 class PackedFile:
     """A file in memory. Its tensors are views that keep it there."""
 
-    def __init__(self, path: Path, library: Library) -> None:
+    def __init__(self, path: Path, library: Library, *, stays_mapped: bool = False) -> None:
         """Map the file and make sure that it is whole.
 
         It stays mapped, shared with every other process that uses it, where the system lets it be
         held against changes and has huge pages for files. Elsewhere it is copied into memory that
         has them: small pages would take time at every token. So it is for a process that keeps to
-        one of several NUMA nodes, since the file lies with whoever read it first.
+        one of several NUMA nodes, since the file lies with whoever read it first. `stays_mapped`:
+        nor is one copied that memory has no room for, nor read before it is used.
 
         Raises:
             BrokenFileError: it is not whole.
@@ -376,14 +384,18 @@ class PackedFile:
             try:
                 self._places, self.about, writing = _read_contents(fd)
                 _believe(path, fd, writing, self._places)
-                mapped = None if lease is None else mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
-                self.why_copied = _NOT_HELD if mapped is None else _why_copied(mapped)
+                holds = lease is not None or stays_mapped
+                mapped = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY) if holds else None
+                self.why_copied = _NOT_HELD if mapped is None else ""
                 """Empty: it is not."""
-                if lease is None or mapped is None or self.why_copied:
+                if mapped is not None and not stays_mapped:
+                    self.why_copied = _why_copied(mapped)
+                if mapped is None or self.why_copied:
                     self._memory = _copy(fd, library)
                 else:
                     self._memory = torch.frombuffer(mapped, dtype=torch.uint8)
-                    lease.guard(mapped, path.name)
+                    if lease is not None:
+                        lease.guard(mapped, path.name)
                     lease = None
             finally:
                 if lease is not None:

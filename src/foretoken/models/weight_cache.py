@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import json
 import logging
+import mmap
 import os
 import shutil
 import threading
@@ -31,7 +32,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import ConfigError
-from foretoken.hardware import user_caches
+from foretoken.hardware import advise_memory, user_caches
 from foretoken.kernels.build import library_path
 from foretoken.kernels.library import Library
 from foretoken.kernels.linear import Packed
@@ -113,9 +114,13 @@ class PackedLayers(Protocol):
 class RecordingWeightSource(WeightSource, PackedLayers):
     """A checkpoint whose load is written to a file as it goes on."""
 
-    def __init__(self, checkpoint: Checkpoint, writer: PackedWriter) -> None:
-        """Both end with whoever made them."""
+    def __init__(
+        self, checkpoint: Checkpoint, writer: PackedWriter, *, forgets_experts: bool = False
+    ) -> None:
+        """Both end with whoever made them. `forgets_experts`: once experts are written their memory
+        is the system's again, so that what is built is good for nothing but the file."""
         self._checkpoint, self._writer = checkpoint, writer
+        self._forgets, self._module = forgets_experts, ""
         self._tensors: dict[str, int] = {}
         self._linears: list[list[dict[str, Any]]] = []
         self.is_complete = True
@@ -129,6 +134,7 @@ class RecordingWeightSource(WeightSource, PackedLayers):
 
     def matrix(self, module: str, shape: tuple[int, int]) -> Weights:
         """The checkpoint's; what is made of it is what will be written."""
+        self._module = module
         return self._checkpoint.matrix(module, shape)
 
     def table(self, module: str, shape: tuple[int, int]) -> Weights:
@@ -150,6 +156,11 @@ class RecordingWeightSource(WeightSource, PackedLayers):
         packed = [part.packed for part in parts if isinstance(part, KernelLinear)]
         self.is_complete &= len(packed) == len(parts)
         self._linears.append([self._described(one) for one in packed])
+        if self._forgets and ".experts." in self._module:
+            self._writer.flush()
+            for part in (getattr(one, name) for one in packed for name in _PARTS):
+                if part is not None:
+                    _forget(part)
 
     def about(self) -> dict[str, Any]:
         """What `CachedWeightSource` needs to know beside the tensors."""
@@ -175,6 +186,14 @@ class RecordingWeightSource(WeightSource, PackedLayers):
                 if part is not None
             },
         }
+
+
+def _forget(tensor: Tensor) -> None:
+    """Give the pages of a tensor back to the system; it has other contents then."""
+    start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (tensor.data_ptr() + tensor.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    if size > 0:
+        advise_memory(start, size, mmap.MADV_DONTNEED)
 
 
 @final
@@ -288,12 +307,13 @@ class WeightCache:
         folder = files[0].parent
         return cls(digest + _SUFFIX, folder.name, folder / BESIDE, size, library, most_bytes())
 
-    def find(self) -> PackedFile | None:
-        """The file, if there is one that is whole."""
+    def find(self, *, stays_mapped: bool = False) -> PackedFile | None:
+        """The file, if there is one that is whole; `stays_mapped`: it is not copied, come what
+        may."""
         for folder in (self.beside, packed_folder()):
             path = folder / self.name
             try:
-                file = PackedFile(path, self.library)
+                file = PackedFile(path, self.library, stays_mapped=stays_mapped)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except (BrokenFileError, OSError, ValueError) as error:  # no file can be mapped empty
