@@ -88,7 +88,13 @@ def test_so_are_those_of_rounded_models_with_trees(folder: Path, settings: dict[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["qwen3_moe", "gpt_oss", "qwen2_moe", "afmoe"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("qwen3_moe", "gpt_oss", "qwen2_moe", "afmoe", "glm4_moe", "dots1", "ernie4_5_moe"),
+        *("hunyuan_v1_moe", "mixtral", "granitemoeshared", "hy_v3"),
+    ],
+)
 def test_so_are_those_of_mixtures(case: str, tmp_path: Path) -> None:
     """Each process has a share of every expert; a draft changes who shares them."""
     kind, changes = MIXTURES[case]
