@@ -1,6 +1,7 @@
 """What the machine offers, as plain data. No torch; what it cannot read it reports as unknown."""
 
 import ctypes
+import mmap
 import os
 import re
 import sys
@@ -16,6 +17,8 @@ from foretoken.errors import ConfigError
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 """Parameters of glibc's mallopt."""
+_NO_RESERVE = 0x4000
+"""Linux's MAP_NORESERVE."""
 _LARGE_BLOCK = 8 << 20
 """Larger than what packing makes for a piece of a matrix: 4 MiB as floats."""
 
@@ -104,6 +107,16 @@ def anonymous_memory(process: int | str = "self") -> int | None:
     status = Path(f"/proc/{process}/status")
     found = re.search(r"RssAnon:\s+(\d+) kB", status.read_text()) if status.exists() else None
     return int(found[1]) << 10 if found else None
+
+
+def map_file(fd: int) -> mmap.mmap:
+    """A whole file in memory; what is written there does not reach it. Under Linux no memory is set
+    aside for that, so that it may be larger than what there is. Raises OSError: it cannot be
+    mapped; ValueError: it is empty."""
+    if sys.platform != "linux":
+        return mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    return mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE | _NO_RESERVE, prot=access)
 
 
 def advise_memory(address: int, num_bytes: int, advice: int) -> None:

@@ -29,7 +29,7 @@ from foretoken.errors import CheckpointError, ConfigError, UnsupportedModelError
 from foretoken.hardware import Hardware
 from foretoken.kernels.library import find_library
 from foretoken.layers.mixture import Mixture, MixtureBeside, Router
-from foretoken.models import weight_cache
+from foretoken.models import checkpoint, weight_cache
 from foretoken.models.checkpoint import Checkpoint
 from foretoken.models.decoder import Decoder
 from foretoken.models.tensors import SpanLayout
@@ -759,6 +759,21 @@ def test_the_type_that_only_files_say(tmp_path: Path) -> None:
             ModelShape.from_config(tmp_path)
     changed(tmp_path, dtype="float16")
     assert ModelShape.from_config(tmp_path).dtype == "float16"
+
+
+@pytest.mark.parametrize("case", ["gpt_oss", "qwen3_moe"])
+def test_a_file_that_pytorch_does_not_map(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is larger than the memory, which Linux does not set aside."""
+    model, ids = write_checkpoint(tmp_path, *MIXTURES[case]), list(range(30))
+
+    def refuses(path: str, framework: str) -> None:
+        raise RuntimeError(f"unable to mmap 26790236280 bytes from file <{path}>")
+
+    monkeypatch.setattr(checkpoint, "safe_open", refuses)
+    found = forward(open_runner(tmp_path), [(ids, 0, 30, list(range(8)))])
+    assert_close(found, expected_logits(model, ids))
 
 
 READY_MADE: dict[str, tuple[str, dict[str, Any], quantized.Writer]] = {

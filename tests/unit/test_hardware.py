@@ -19,7 +19,7 @@ from foretoken.config.memory import Drafting, HeadMemory, ModelMemory
 from foretoken.config.resolve import ResolvedConfig
 from foretoken.engine import wiring
 from foretoken.errors import ConfigError, NotYetError
-from foretoken.hardware import Gpus, Hardware, anonymous_memory, usable_cores
+from foretoken.hardware import Gpus, Hardware, anonymous_memory, map_file, usable_cores
 from foretoken.placement import cores_of, keep_to, keeps_to_one_node, numa_nodes, usable_nodes
 from foretoken.shape import ModelShape
 from foretoken.shape.memory_formula import RANK_BYTES, WeightCounts
@@ -423,3 +423,22 @@ def test_gpus_by_the_name_that_the_driver_gives(files: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "information").write_text(f"Model: \t {name}\nIRQ:   1\n")
     assert Gpus.names() == ["NVIDIA Two", "NVIDIA One"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is counted as memory")
+def test_a_file_larger_than_any_memory_is_mapped(tmp_path: Path) -> None:
+    """Weights that memory has no room for; what is written to them stays here."""
+    path, size = tmp_path / "large", 1 << 43
+    with path.open("w+b") as file:
+        try:
+            file.truncate(size)
+        except OSError:
+            pytest.skip("no such files here")
+        file.write(b"weights")
+        file.flush()
+        mapped = map_file(file.fileno())
+        assert mapped[:8] == b"weights\0" and len(mapped) == size
+        mapped[0:1] = b"W"
+        file.seek(0)
+        assert file.read(1) == b"w" and mapped[0:1] == b"W"
+        mapped.close()

@@ -5,6 +5,7 @@ names, shapes and files. What the tensors mean is the builder's affair, and how 
 are stored that of `quant.formats`.
 """
 
+import json
 import pickle
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from foretoken.backend import backend_for
 from foretoken.errors import CheckpointError
+from foretoken.hardware import map_file
 from foretoken.quant import Weights
 from foretoken.quant.arrange import change_rows, for_kernels
 from foretoken.quant.finite import check_finite
@@ -27,6 +29,20 @@ from foretoken.shape.gguf import gguf_parts
 from foretoken.shape.multimodal import DRAFT_HEADS, find_multimodal
 
 _SAFETENSORS, _PICKLED = "model.safetensors", "pytorch_model.bin"
+_TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
 _DERIVED = (".rotary_emb.inv_freq",)
 """Buffers that old checkpoints carry and that follow from the config."""
 
@@ -67,6 +83,30 @@ class _Pickled:
 
     def get_slice(self, name: str) -> Tensor:
         return self._tensors[name]
+
+
+class _Mapped:
+    """A safetensors file that PyTorch does not map, since it is larger than the memory."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            self._entries = json.loads(file.read(length))
+            self._bytes = torch.frombuffer(map_file(file.fileno()), dtype=torch.uint8)[8 + length :]
+        self._entries.pop("__metadata__", None)
+
+    def keys(self) -> Iterable[str]:
+        return self._entries.keys()
+
+    def get_tensor(self, name: str) -> Tensor:
+        entry = self._entries[name]
+        start, stop = entry["data_offsets"]
+        part = self._bytes[start:stop]
+        part = part.clone() if part.storage_offset() % 8 else part
+        return part.view(_TYPES[entry["dtype"]]).view(entry["shape"])
+
+    def get_slice(self, name: str) -> Tensor:
+        return self.get_tensor(name)
 
 
 def _unpickle(path: Path) -> dict[str, Tensor]:
@@ -124,7 +164,10 @@ def _open(path: Path) -> WeightFile:
     if path.suffix == ".bin":
         return _Pickled(path)
     try:
-        opened: WeightFile = safe_open(str(path), framework="pt")
+        try:
+            opened: WeightFile = safe_open(str(path), framework="pt")
+        except RuntimeError:  # It was read as far as its header, and not mapped.
+            opened = _Mapped(path)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(path.name, str(path), f"a complete safetensors ({error})") from error
     return opened

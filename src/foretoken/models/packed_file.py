@@ -37,7 +37,7 @@ from typing import Any, Final, NamedTuple, Self, final
 import torch
 from torch import Tensor
 
-from foretoken.hardware import advise_memory
+from foretoken.hardware import advise_memory, map_file
 from foretoken.kernels.library import Library
 from foretoken.kernels.linear import empty_packed
 from foretoken.models.huge_pages import comes_in_huge_pages
@@ -385,7 +385,7 @@ class PackedFile:
                 self._places, self.about, writing = _read_contents(fd)
                 _believe(path, fd, writing, self._places)
                 holds = lease is not None or stays_mapped
-                mapped = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY) if holds else None
+                mapped = map_file(fd) if holds else None
                 self.why_copied = _NOT_HELD if mapped is None else ""
                 """Empty: it is not."""
                 if mapped is not None and not stays_mapped:

@@ -8,7 +8,6 @@ Format: the GGUF specification of ggml, versions 2 and 3.
 """
 
 import math
-import mmap
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretoken.errors import CheckpointError
+from foretoken.hardware import map_file
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -177,7 +177,7 @@ def read_gguf(path: Path) -> GgufTable:
     if path.stat().st_size < 24:
         raise CheckpointError(path.name, f"{path.stat().st_size} bytes", "a complete GGUF file")
     with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        mapped = map_file(file.fileno())
     return _Reading(path, memoryview(mapped)).file()
 
 
