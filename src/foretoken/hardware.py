@@ -151,9 +151,15 @@ def lean_heap() -> Iterator[None]:
     finally:
         if choose is not None:
             choose(_MMAP_THRESHOLD, 32 << 20)
-        trim = getattr(library, "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+        trim_heap()
+
+
+def trim_heap() -> bool:
+    """Give freed memory that the C library keeps back to the system; whether any was. False where
+    there is no glibc."""
+    library = ctypes.CDLL(None) if os.name == "posix" else None
+    release = getattr(library, "malloc_trim", None)
+    return release is not None and release(0) == 1
 
 
 def _read_cpuinfo() -> dict[str, str]:

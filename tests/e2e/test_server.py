@@ -9,7 +9,8 @@ import openai
 import pytest
 
 from foretoken import LLM, SamplingParams
-from foretoken.server.observing.process_memory import device_bytes, trim
+from foretoken.hardware import trim_heap
+from foretoken.server.observing.process_memory import device_bytes
 from tests.e2e.serving import Serving, post
 
 PROMPT = "class Stack:\n    def __init__(self"
@@ -366,7 +367,7 @@ def test_memory_is_told_and_given_back(server: Serving) -> None:
     held = [bytes(1 << 16) for _ in range(600)]
     most = device_bytes("cpu")
     del held
-    trim()
+    trim_heap()
     assert device_bytes("cpu") < most - (16 << 20)
 
 

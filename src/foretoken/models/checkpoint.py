@@ -91,7 +91,7 @@ class _Mapped:
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            self._entries = json.loads(file.read(length))
+            self._entries: dict[str, Any] = json.loads(file.read(length))
             self._bytes = torch.frombuffer(map_file(file.fileno()), dtype=torch.uint8)[8 + length :]
         self._entries.pop("__metadata__", None)
 

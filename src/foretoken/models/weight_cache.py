@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import ConfigError
-from foretoken.hardware import advise_memory, user_caches
+from foretoken.hardware import advise_memory, trim_heap, user_caches
 from foretoken.kernels.build import library_path
 from foretoken.kernels.library import Library
 from foretoken.kernels.linear import Packed
@@ -65,6 +65,8 @@ _LEAST_BYTES: Final = 64 << 20
 _FREE_SHARE, _FREE_MOST = 0.1, 5 << 30
 """What stays free on the disk: a tenth of it, and no more than 5 GiB."""
 _HEADER_BYTES: Final = 1 << 20
+_TRIMMED: Final = 16
+"""After so many layers the holes between forgotten experts are the system's too."""
 _CODE: Final = (
     "quant",
     "models",
@@ -161,6 +163,8 @@ class RecordingWeightSource(WeightSource, PackedLayers):
             for part in (getattr(one, name) for one in packed for name in _PARTS):
                 if part is not None:
                     _forget(part)
+            if len(self._linears) % _TRIMMED == 0:
+                trim_heap()
 
     def about(self) -> dict[str, Any]:
         """What `CachedWeightSource` needs to know beside the tensors."""

@@ -5,11 +5,10 @@ system, so that the process's size says what it needs.
 """
 
 import asyncio
-import ctypes
 
 import torch
 
-from foretoken.hardware import anonymous_memory
+from foretoken.hardware import anonymous_memory, trim_heap
 
 
 def device_bytes(device: str) -> int:
@@ -19,14 +18,8 @@ def device_bytes(device: str) -> int:
     return anonymous_memory() or 0
 
 
-def trim() -> bool:
-    """Give free memory back to the system; whether any was. False where there is no glibc."""
-    release = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    return release is not None and release(0) == 1
-
-
 async def keep_trimmed(every_s: float) -> None:
     """Trim again and again, off the loop; to be cancelled."""
     while True:
         await asyncio.sleep(every_s)
-        await asyncio.to_thread(trim)
+        await asyncio.to_thread(trim_heap)
