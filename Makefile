@@ -1,5 +1,5 @@
 # make demo        watch the packaged models write with and without speculation
-# make test        the tests, five minutes on two cores
+# make test        the tests, three minutes on two cores
 # make check       lint, format, types, import layers
 # make test-full   before a release: the slow tests too, and which lines nothing reaches; then
 #                  test-without-kernels, fuzz and test-ray (two hours on two cores)

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -26,7 +25,7 @@ from foretoken.testing import write_tiny_llama
 from foretoken.types import Output
 from tests.golden.gguf_files import write_gguf
 from tests.guards.sources import ROOT
-from tests.unit.gguf_tokens import fields_of, train
+from tests.unit.gguf_tokens import add_fields, fields_of, train
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 TURNS = ("import os", "def add(a, b):")
@@ -194,19 +193,9 @@ def test_a_gguf_file(tmp_path: Path) -> None:
     tokenizer = train(
         {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     )
-    fields = fields_of(tokenizer, "gpt-2") | {"chat_template": TEMPLATE}
+    fields = fields_of(tokenizer, "gpt-2") | {"chat_template": TEMPLATE, "bos_token_id": None}
     folder = write_tiny_llama(tmp_path / "model", vocab_size=len(fields["tokens"]))
-
-    def more(writer: gguf.GGUFWriter, config: Any) -> None:
-        writer.add_tokenizer_model(fields["model"])
-        writer.add_tokenizer_pre(fields["pre"])
-        writer.add_token_list(fields["tokens"])
-        writer.add_token_types(fields["token_type"])
-        writer.add_token_merges(fields["merges"])
-        writer.add_eos_token_id(fields["eos_token_id"])
-        writer.add_chat_template(TEMPLATE)
-
-    path = str(write_gguf(folder, "llama", more))
+    path = str(write_gguf(folder, "llama", lambda writer, _: add_fields(writer, fields)))
     result = run(path, "--max-tokens", "5", stdin="hello\nagain\n")
     assert result.exit_code == 0, result.output
     options = ["--max-tokens", "5"]

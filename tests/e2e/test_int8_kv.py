@@ -28,7 +28,7 @@ from tests.e2e.lossless import (
     open_exact,
     with_model,
 )
-from tests.marks import needs_kernels, slow_but
+from tests.marks import needs_kernels, slow, slow_but
 
 TOKENS, COUNT = 24, 8
 run, _ = asking(COUNT, TOKENS)
@@ -80,23 +80,14 @@ def drafter(folders: dict[str, Path], draft: Path) -> Callable[[str, str], dict[
     return config
 
 
+@pytest.mark.parametrize("pressure", ["calm", slow("chunks")])
 @pytest.mark.parametrize("name", slow_but(NAMES, "draft", "tree", "eagle3", "dspark"))
 def test_drafters_change_no_token(
-    name: str, target: str, model: Path, drafter: Any, plain: Plain
+    name: str, pressure: str, target: str, model: Path, drafter: Any, plain: Plain
 ) -> None:
-    """Greedy, seeded with filters, with penalties, with logprobs: identical."""
-    with open_exact(model, drafter(target, name), **TARGETS[target], **PRESSURES["calm"]) as llm:
+    """Greedy, seeded with filters, with penalties, with logprobs, whose prompts come again."""
+    with open_exact(model, drafter(target, name), **TARGETS[target], **PRESSURES[pressure]) as llm:
         for parameters in ("greedy", "filters", "greedy penalties", "logprobs"):
-            assert run(llm, parameters) == plain(parameters)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_chunks_and_prefix_hits_change_no_token(
-    name: str, target: str, model: Path, drafter: Any, plain: Plain
-) -> None:
-    with open_exact(model, drafter(target, name), **TARGETS[target], **PRESSURES["chunks"]) as llm:
-        for parameters in ("greedy", "filters", "logprobs", "logprobs"):
             assert run(llm, parameters) == plain(parameters)
 
 

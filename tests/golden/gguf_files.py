@@ -17,6 +17,8 @@ from torch import Tensor
 from foretoken.shape.gguf import forget_gguf
 
 More = Callable[[gguf.GGUFWriter, dict[str, Any]], None]
+Rows = np.ndarray[Any, Any]
+Pack = Callable[[str, Rows], tuple[Rows, gguf.GGMLQuantizationType]]
 ARCHES = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 TURNED = ("llama", "mistral3", "smollm3")
 ADDED = ("gemma", "gemma2", "gemma3")
@@ -31,7 +33,7 @@ def finish(writer: gguf.GGUFWriter) -> None:
     forget_gguf()
 
 
-def ggml_rows(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+def ggml_rows(rows: Rows, heads: int) -> Rows:
     """Llama's heads as llama.cpp stores them: the halves of a head alternate."""
     halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
@@ -74,6 +76,7 @@ def write_gguf(
     table: gguf.GGMLQuantizationType | None = None,
     path: Path | None = None,
     kind: gguf.GGMLQuantizationType | None = None,
+    pack: Pack | None = None,
 ) -> Path:
     """The checkpoint in `folder` as a file.
 
@@ -84,6 +87,7 @@ def write_gguf(
         table: type of the embedding; None: that of matrices.
         path: of the file; None: beside the checkpoint.
         kind: of its matrices; None: floats.
+        pack: a matrix's rows and their type, by its name; None: as `table` and `kind` say.
     """
     config = json.loads((folder / "config.json").read_text())
     config = config.get("text_config") or config
@@ -120,16 +124,17 @@ def write_gguf(
         rows = tensor.float().numpy()
         if arch in ADDED and plain.endswith("norm.weight"):
             rows = rows + 1
+        wanted = table if table is not None and "embed_tokens" in stem else kind
+        if rows.ndim == 1 or part_kind != "weight" or stored.endswith("ffn_gate_inp"):
+            wanted = None
+        elif pack is not None:
+            rows, wanted = pack(name, rows)
+        elif wanted is not None:
+            rows = quantize(rows, wanted)
         for part, key in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
             if arch in TURNED and part in stem:
                 rows = ggml_rows(rows, config[key])
-        wanted = table if table is not None and "embed_tokens" in stem else kind
-        is_router = stored.endswith("ffn_gate_inp")
-        if wanted is not None and rows.ndim > 1 and part_kind == "weight" and not is_router:
-            packed = quantize(rows, wanted)
-            writer.add_tensor(f"{stored}.{part_kind}", packed, raw_dtype=wanted)
-        else:
-            writer.add_tensor(f"{stored}.{part_kind}", rows)
+        writer.add_tensor(f"{stored}.{part_kind}", rows, raw_dtype=wanted)
     finish(writer)
     return path
 

@@ -24,7 +24,7 @@ from foretoken.shape import ModelShape
 from foretoken.testing import write_tiny_llama
 from foretoken.text.tokenizer import Tokenizer
 from tests.golden.families import LONGROPE, OWN, VOCAB, YARN, expected_logits, write_checkpoint
-from tests.golden.gguf_files import More, finish, ggml_rows, write_gguf
+from tests.golden.gguf_files import More, Rows, finish, write_gguf
 from tests.golden.quantized import open_both
 from tests.golden.scenario import cut, forward, in_pieces, open_runner, tables
 from tests.golden.test_transformers import LENGTH, assert_close, write_multimodal
@@ -35,17 +35,11 @@ SIZES = {
     "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64,
 }  # fmt: skip
-NAMES = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-    "self_attn.o_proj": "attn_output", "self_attn.": "attn_", "mlp.": "ffn_", "_proj": "",
-    "model.layers.": "blk.",
-}  # fmt: skip
 MIXED = {"v_proj": Kind.Q6_K, "down_proj": Kind.Q6_K, "embed_tokens": Kind.Q6_K}
 """As in Q4_K_M."""
 
 
-def random_blocks(weight: np.ndarray[Any, Any], kind: Kind) -> np.ndarray[Any, Any]:
+def random_blocks(weight: Rows, kind: Kind) -> Rows:
     """Bytes of K-quants, for which `gguf` has no rounding: any bytes, with fitting scales."""
     draw = np.random.default_rng(weight.shape[0])
     _, size = gguf.GGML_QUANT_SIZES[kind]
@@ -59,44 +53,26 @@ def random_blocks(weight: np.ndarray[Any, Any], kind: Kind) -> np.ndarray[Any, A
 
 
 def write_both(
-    folder: Path, kinds: dict[str, Kind], freqs: np.ndarray[Any, Any] | None = None, **sizes: Any
+    folder: Path, kinds: dict[str, Kind], freqs: Rows | None = None, **sizes: Any
 ) -> tuple[Path, Path]:
     """A GGUF file and a folder with the floats; `kinds`: part of a name -> type, "" the rest."""
     floats_folder = write_tiny_llama(folder / "floats", **{**SIZES, **sizes})
-    config = json.loads((floats_folder / "config.json").read_text())
-    path = folder / "model.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_eos_token_id(5)
-    if freqs is not None:
-        writer.add_tensor("rope_freqs.weight", freqs)
-    floats: dict[str, Tensor] = {}
-    for name, tensor in load_file(floats_folder / "model.safetensors").items():
-        stored_name = name
-        for old, new in NAMES.items():
-            stored_name = stored_name.replace(old, new)
-        array = tensor.numpy()
-        if array.ndim == 1:
-            writer.add_tensor(stored_name, array)
-            floats[name] = tensor
-            continue
+    floats = load_file(floats_folder / "model.safetensors")
+
+    def more(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+        writer.add_rope_freq_base(config["rope_theta"])
+        writer.add_eos_token_id(5)
+        if freqs is not None:
+            writer.add_tensor("rope_freqs.weight", freqs)
+
+    def pack(name: str, array: Rows) -> tuple[Rows, Kind]:
         kind = next(kinds[part] for part in (*kinds, "") if part in name)
         is_k = kind in (Kind.Q4_K, Kind.Q6_K)
         rows = random_blocks(array, kind) if is_k else quantize(array, kind)
         floats[name] = torch.tensor(np.asarray(dequantize(rows, kind), np.float32))
-        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
-        for part, count in heads.items():
-            rows = ggml_rows(rows, config[count]) if part in name else rows
-        writer.add_tensor(stored_name, rows, raw_dtype=kind)
-    finish(writer)
+        return rows, kind
+
+    path = write_gguf(floats_folder, "llama", more, path=folder / "model.gguf", pack=pack)
     save_file(floats, floats_folder / "model.safetensors")
     return path, floats_folder
 

@@ -22,7 +22,7 @@ ENDS = ("<|begin|>", "<|close|>")
 
 
 def write_gguf(path: Path, fields: Mapping[str, Any], rows: int | None = None) -> Path:
-    """A file of these metadata, and of an embedding of so many rows; a None is left out."""
+    """A file of these metadata, and of an embedding of so many rows."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(1)
     writer.add_embedding_length(8)
@@ -30,14 +30,19 @@ def write_gguf(path: Path, fields: Mapping[str, Any], rows: int | None = None) -
     writer.add_head_count(1)
     writer.add_context_length(64)
     writer.add_layer_norm_rms_eps(1e-5)
-    for name, value in fields.items():
-        key = f"tokenizer.{'' if 'chat' in name else 'ggml.'}{name}"
-        if value is not None:
-            write_value(writer, key, value)
+    add_fields(writer, fields)
     if rows is not None:
         writer.add_tensor("token_embd.weight", np.zeros((rows, 8), np.float32))
     finish(writer)
     return path
+
+
+def add_fields(writer: gguf.GGUFWriter, fields: Mapping[str, Any]) -> None:
+    """Metadata of a tokenizer; a None is left out."""
+    for name, value in fields.items():
+        key = f"tokenizer.{'' if 'chat' in name else 'ggml.'}{name}"
+        if value is not None:
+            write_value(writer, key, value)
 
 
 def train(pre_tokenizer: Mapping[str, Any], *, nfc: bool = False, whole: bool = False) -> Tokenizer:

@@ -448,35 +448,30 @@ def test_heads_that_the_config_does_not_say(foreign: Path) -> None:
         load_model(foreign, options())
 
 
-def test_a_module_that_breaks_the_promise_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Looks(nn.Module):
     """Left to itself, PyTorch's float32 silu makes bits depend on the number of rows; if this
     machine's does not, a layer that looks at all rows at least must be found."""
-    write_checkpoint(tmp_path, *BY_TRANSFORMERS["granite"])
 
-    class Looks(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.nn.functional.silu(x) * (1 + 1e-6 * x.shape[-2])
-
-    monkeypatch.setattr(through_transformers, "SwappedActivation", lambda activate: Looks())
-    with pytest.raises(UnsupportedModelError, match="batch_invariant"):
-        load_model(tmp_path, options(batch_invariant=True))
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.silu(x) * (1 + 1e-6 * x.shape[-2])
 
 
-def test_a_state_beside_keys_and_values_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class Shifts(nn.Module):
+    """Mixes in the token before, but only within a call: a state beside keys and values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.silu(x + x.roll(1, -2))
+
+
+@pytest.mark.parametrize(
+    ("module", "said"), [(Looks, "batch_invariant"), (Shifts, "more than tokens before")]
+)
+def test_a_module_that_breaks_the_promise_is_found(
+    module: type[nn.Module], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_checkpoint(tmp_path, *BY_TRANSFORMERS["granite"])
-
-    class Shifts(nn.Module):
-        """Mixes in the token before, but only within a call."""
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.nn.functional.silu(x + x.roll(1, -2))
-
-    monkeypatch.setattr(through_transformers, "SwappedActivation", lambda activate: Shifts())
-    with pytest.raises(UnsupportedModelError, match="more than tokens before"):
+    monkeypatch.setattr(through_transformers, "SwappedActivation", lambda activate: module())
+    with pytest.raises(UnsupportedModelError, match=said):
         load_model(tmp_path, options(batch_invariant=True))
 
 

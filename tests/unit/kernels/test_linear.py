@@ -86,10 +86,13 @@ def example(library: Library, kind: str, outputs: int, inputs: int) -> Packed:
     return pack_int8(library, (values - 127).to(torch.int8), scale_NG)
 
 
-@pytest.mark.parametrize(
+of_every_kind = pytest.mark.parametrize(
     ("kind", "x_bits"),
     [("float32", 16), ("bfloat16", 16), ("int8", 16), ("int4", 16), ("int8", 8), ("int4", 8)],
 )
+
+
+@of_every_kind
 def test_many_rows_have_the_bits_of_few(library: Library, kind: str, x_bits: int) -> None:
     """From some rows on inputs lie chunk by chunk and several tiles share them."""
     packed = replace(example(library, kind, outputs=1100, inputs=640), x_bits=x_bits)
@@ -106,10 +109,7 @@ def test_many_rows_have_the_bits_of_few(library: Library, kind: str, x_bits: int
     library.handle.ft_set_threads(1)
 
 
-@pytest.mark.parametrize(
-    ("kind", "x_bits"),
-    [("float32", 16), ("bfloat16", 16), ("int8", 16), ("int4", 16), ("int8", 8), ("int4", 8)],
-)
+@of_every_kind
 def test_how_weights_are_fetched_changes_no_bits(library: Library, kind: str, x_bits: int) -> None:
     """Each way is code of its own; a processor takes one of them, by it few rows of 8 bits too."""
     packed = replace(example(library, kind, outputs=330, inputs=1280), x_bits=x_bits)

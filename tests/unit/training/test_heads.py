@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,7 +62,7 @@ def _captured(target: Llama, points: tuple[int, ...]) -> Captured:
     return capture(target, tokens, points)
 
 
-def _head(kind: str, target: Llama) -> tuple[object, ...]:
+def _head(kind: str, target: Llama) -> tuple[Any, Any, tuple[int, ...]]:
     torch.manual_seed(3)
     fresh = fresh_head(parts_of(target), _settings(kind), torch.arange(50))
     with torch.no_grad():
@@ -70,13 +71,20 @@ def _head(kind: str, target: Llama) -> tuple[object, ...]:
     return fresh.net, fresh.guesser, fresh.points
 
 
-def _save(folder: Path, kind: str, net: object) -> None:
+def _trained(kind: str) -> tuple[Llama, Any, Any, Captured]:
+    """A target, a head's network and its guesser, and what it reads of the target."""
+    target = _target()
+    net, guesser, points = _head(kind, target)
+    return target, net, guesser, _captured(target, points)
+
+
+def _save(folder: Path, kind: str, net: Any) -> None:
     """A run's checkpoint in `folder`/run and its export, in float32, in `folder`/head."""
     state = {
         "kind": kind.removesuffix("_anchored"),
-        "model": net.state_dict(),  # type: ignore[attr-defined]
-        "shape": asdict(net.shape),  # type: ignore[attr-defined]
-        "head": asdict(_settings(kind).head),  # type: ignore[arg-type]
+        "model": net.state_dict(),
+        "shape": asdict(net.shape),
+        "head": asdict(_settings(kind).head),
     }
     (folder / "run").mkdir()
     run_folder.save(folder / "run", 1, state)
@@ -96,16 +104,14 @@ def test_captured_states_are_the_targets() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_head_learns(kind: str) -> None:
     """Some steps on one batch lower the loss; the target gets no gradient."""
-    target = _target()
-    net, guesser, points = _head(kind, target)
-    captured = _captured(target, points)  # type: ignore[arg-type]
+    target, net, guesser, captured = _trained(kind)
     settings = _settings(kind).head
     assert settings is not None
-    parameters = [p for p in net.parameters() if p.requires_grad]  # type: ignore[attr-defined]
+    parameters = [p for p in net.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(parameters, lr=0.01)
     losses = []
     for _ in range(12):
-        loss = divergence_loss(guesser, captured, settings, target.embed_tokens.weight, 0.5)  # type: ignore[arg-type]
+        loss = divergence_loss(guesser, captured, settings, target.embed_tokens.weight, 0.5)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -133,11 +139,9 @@ def test_an_oracle_has_full_length() -> None:
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_training_steps_are_serving_steps(kind: str) -> None:
     """At every depth: outputs of the training-time test equal those over paged KV."""
-    target = _target()
-    net, guesser, points = _head(kind, target)
+    target, net, guesser, captured = _trained(kind)
     assert isinstance(net, Eagle | Eagle3)
-    captured = _captured(target, points)  # type: ignore[arg-type]
-    trained = [g.states_BTD for g in guesser.guesses(captured, DEPTH)]  # type: ignore[attr-defined]
+    trained = [g.states_BTD for g in guesser.guesses(captured, DEPTH)]
     page, row, slot = 4, 1, 9
     tokens = captured.tokens_BT[row].tolist()
     store = FeatureStore(
@@ -169,12 +173,9 @@ def test_training_steps_are_serving_steps(kind: str) -> None:
 
 def test_parallel_training_is_one_pass_with_masks() -> None:
     """PARD's guesses at a position are those of the plain model on the prefix and masks."""
-    target = _target()
-    net, guesser, points = _head("parallel", target)
-    assert isinstance(net, Llama)
-    captured = _captured(target, points)  # type: ignore[arg-type]
+    _, net, guesser, captured = _trained("parallel")
     net.eval()
-    guesses = list(guesser.guesses(captured, DEPTH))  # type: ignore[attr-defined]
+    guesses = list(guesser.guesses(captured, DEPTH))
     row, slot = 0, 6
     prefix = captured.tokens_BT[row, 1 : slot + 2].tolist()
     net.set_attn_implementation("sdpa")  # from here on plain, causal attention
@@ -186,12 +187,9 @@ def test_parallel_training_is_one_pass_with_masks() -> None:
 @pytest.mark.parametrize("kind", ["peagle", "peagle_anchored"])
 def test_peagle_training_is_one_pass_with_masks(kind: str) -> None:
     """P-EAGLE's guesses at a slot are those of one causal pass over true slots and masks."""
-    target = _target()
-    net, guesser, points = _head(kind, target)
-    assert isinstance(net, Eagle3)
-    captured = _captured(target, points)  # type: ignore[arg-type]
+    _, net, guesser, captured = _trained(kind)
     net.eval()
-    guesses = list(guesser.guesses(captured, DEPTH))  # type: ignore[attr-defined]
+    guesses = list(guesser.guesses(captured, DEPTH))
     row, slot = 0, 6
     true = net.mix(captured.features_BTF[row, : slot + 1])
     masks, known = net.masks(DEPTH - 1), captured.tokens_BT[row, 1 : slot + 2].tolist()
@@ -209,14 +207,12 @@ def test_peagle_training_is_one_pass_with_masks(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["peagle", "parallel"])
 def test_slots_are_dropped_in_training_only(kind: str) -> None:
     """Each depth keeps anchors of the one before, and what they give does not change."""
-    target = _target()
-    net, guesser, points = _head(kind, target)
-    captured = _captured(target, points)  # type: ignore[arg-type]
-    whole = list(guesser.guesses(captured, DEPTH))  # type: ignore[attr-defined]
+    _, net, guesser, captured = _trained(kind)
+    whole = list(guesser.guesses(captured, DEPTH))
     assert [len(g.slots_N) for g in whole[1:]] == [round(LENGTH * 0.7), round(LENGTH * 0.49)]
     assert set(whole[2].slots_N.tolist()) < set(whole[1].slots_N.tolist())
-    net.eval()  # type: ignore[attr-defined]
-    for kept, full in zip(whole, guesser.guesses(captured, DEPTH), strict=True):  # type: ignore[attr-defined]
+    net.eval()
+    for kept, full in zip(whole, guesser.guesses(captured, DEPTH), strict=True):
         slots = slice(None) if kept.slots_N is None else kept.slots_N
         assert torch.allclose(kept.states_BTD, full.states_BTD[:, slots], atol=1e-5)
         states, below = kept.within(9)
@@ -226,16 +222,14 @@ def test_slots_are_dropped_in_training_only(kind: str) -> None:
 
 def test_peagle_begins_with_an_eagle3_head(tmp_path: Path) -> None:
     """Depth 0 of a deeper head is that of the EAGLE-3 head it began with."""
-    target = _target()
-    net, guesser, points = _head("eagle3", target)
+    target, net, guesser, captured = _trained("eagle3")
     _save(tmp_path, "eagle3", net)
     settings = _settings("peagle")
     assert settings.head is not None
     deeper = replace(settings.head, num_layers=3, start=str(tmp_path / "head"))
     parts = parts_of(target)
     fresh = fresh_head(parts, replace(settings, head=deeper), torch.arange(50))
-    captured = _captured(target, points)  # type: ignore[arg-type]
-    wanted = next(guesser.guesses(captured, 1))  # type: ignore[attr-defined]
+    wanted = next(guesser.guesses(captured, 1))
     found = next(fresh.guesser.guesses(captured, 1))
     assert torch.allclose(found.states_BTD, wanted.states_BTD, atol=1e-6)
     other = replace(deeper, inner_size=20)
@@ -254,7 +248,7 @@ def test_a_head_begins_with_one_of_its_kind(tmp_path: Path, kind: str) -> None:
     begun = replace(settings.head, start=str(tmp_path / "head"))
     torch.manual_seed(5)
     fresh = fresh_head(parts, replace(settings, head=begun), torch.arange(50))
-    for name, tensor in net.state_dict().items():  # type: ignore[attr-defined]
+    for name, tensor in net.state_dict().items():
         assert torch.equal(fresh.net.state_dict()[name], tensor), name
     other = _settings("medusa" if kind != "medusa" else "mlp")
     assert other.head is not None
@@ -282,7 +276,6 @@ def test_every_parameter_is_trained() -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "parallel"])
 def test_exported_heads_are_read_back(tmp_path: Path, kind: str) -> None:
     """Every tensor survives the round through the published format."""
-
     target = _target()
     net, _, points = _head(kind, target)
     _save(tmp_path, kind, net)
@@ -291,7 +284,7 @@ def test_exported_heads_are_read_back(tmp_path: Path, kind: str) -> None:
     assert loaded.method == ("eagle3" if "peagle" in kind else kind) and loaded.points == points
     assert loaded.parallel == ("peagle" in kind)
     assert getattr(loaded, "mask_token_id", None) == (1 if kind == "peagle" else None)
-    for name, tensor in net.state_dict().items():  # type: ignore[attr-defined]
+    for name, tensor in net.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
 
 
