@@ -84,7 +84,7 @@ def _save(folder: Path, kind: str, net: Any) -> None:
         "kind": kind.removesuffix("_anchored"),
         "model": net.state_dict(),
         "shape": asdict(net.shape),
-        "head": asdict(_settings(kind).head),
+        "head": asdict(_settings(kind).head),  # type: ignore[arg-type]
     }
     (folder / "run").mkdir()
     run_folder.save(folder / "run", 1, state)
