@@ -353,8 +353,7 @@ class _KeyBlock(NamedTuple):
     """KEY_BLOCK keys of each unit."""
 
     slots_X: Tensor
-    missing_X11: Tensor
-    """Where there is none, and the slot is any."""
+    """Where there is none: of the first row, since those of others may hold what is no number."""
     sees_U1MN: Tensor
     """1.0 where rows times queries see them, else 0.0: PyTorch has no fast mask."""
 
@@ -415,7 +414,7 @@ class _Seen:
             behind_UN = (self._run_U1 >= 0) & (inside_UN >= 0)
             tail_UN = start_U1 + tails_XJ[self._run_U1.clamp(min=0), depth]
             stored_UN = torch.where(behind_UN, tail_UN, places_UN)
-        stored_UN = torch.where(there_UN, stored_UN, 0)
+        stored_UN = torch.where(there_UN, stored_UN, units[:, 6:7])
         page_UN = self._step.pages_P[units[:, 4:5] + stored_UN // size].long()
         seen_UMN = there_UN[:, None] & (places_UN[:, None] <= self._last_UM[..., None])
         if shape.window:
@@ -424,8 +423,7 @@ class _Seen:
         sees_UMN = seen_UMN.float().repeat_interleave(self._group, 1)
         if (left := self._tile - sees_UMN.shape[1]) > 0:
             sees_UMN = pad(sees_UMN, (0, 0, 0, left))
-        missing_X11 = ~there_UN.flatten()[:, None, None]
-        return _KeyBlock(slots_UN.flatten(), missing_X11, sees_UMN[:, None])
+        return _KeyBlock(slots_UN.flatten(), sees_UMN[:, None])
 
 
 def _attend(on: AttentionCall, seen: _Seen, tile: int) -> None:
@@ -445,11 +443,10 @@ def _attend(on: AttentionCall, seen: _Seen, tile: int) -> None:
     # As many columns of ones as fill a tile of the library: at its edges a row's place counts.
     ones = q_ULMh.new_ones(count, kv, KEY_BLOCK, _TILE - size % _TILE)
     sums_ULMh = q_ULMh.new_zeros(*q_ULMh.shape[:3], size + ones.shape[-1])
-    for slots_X, missing_X11, sees_U1MN in seen.blocks:
+    for slots_X, sees_U1MN in seen.blocks:
         kv_XLh = layer.numbers_SLh.index_select(0, slots_X)
         if layer.scales_SL is not None:
             kv_XLh = kv_XLh.float() * layer.scales_SL.index_select(0, slots_X)[..., None]
-        kv_XLh.masked_fill_(missing_X11, 0)
         kv_UNLh = kv_XLh.to(dtype).float().view(count, KEY_BLOCK, 2 * kv, size)
         keys, values = kv_UNLh.transpose(1, 2).split(kv, 1)
         s = _products(q_ULMh, keys.mT).mul_(shape.scale)
