@@ -44,9 +44,8 @@ CMAKE = (
     "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DGGML_CCACHE=OFF",
     "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DGGML_NATIVE=ON",
     "-DLLAMA_OPENSSL=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF",
-    "-DCMAKE_CXX_FLAGS=-fno-tree-dse -fno-dse",
+    "-DCMAKE_CXX_FLAGS=-fno-tree-dse -fno-dse",  # GCC 12 drops what is read by _tile_loadconfig
 )  # fmt: skip
-"""Without the last, GCC 12 leaves out what AMX kernels write for `_tile_loadconfig`: a crash."""
 POOLS = {"own": "pool", "openmp": "openmp"}
 """Where each build lies; the second has nothing but the library with the other threads."""
 
