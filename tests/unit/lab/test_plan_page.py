@@ -474,3 +474,25 @@ def test_what_an_engine_imports_is_said() -> None:
         assert ("It needs the package arctic-inference" in page(plan)) == needs
     call = ["lab", "tune", "vllm serve m", "--workload", "demo", "--drafter", "suffix", "--dry-run"]
     assert "imports arctic-inference" in CliRunner().invoke(app, call).output
+
+
+def test_a_page_says_what_a_mixtures_rows_cost() -> None:
+    """V of rows, experts and bytes of a step; of a dense model there is no such table."""
+    found = page(build_plan(PlanSettings(target="gpt-oss-120b", device="h100", method="ngram")))
+    assert "Experts that a step reads, of 128" in found and "V: tokens to break even" in found
+    rows = re.findall(r"^\W*(\d+)\W+([\d.]+)\W+([\d.]+)\W+([\d.]+)\W*$", found, re.MULTILINE)
+    assert [row[:2] for row in rows] == [
+        ("1", "4"), ("2", "7.9"), ("4", "15.3"), ("6", "22.2"), ("8", "28.7"), ("16", "51"),
+    ]  # fmt: skip
+    assert [float(row[3]) for row in rows] == sorted(float(row[3]) for row in rows)
+    dense = build_plan(PlanSettings(target="llama-3.1-8b", device="h100", method="ngram"))
+    assert "Experts" not in page(dense)
+
+
+def test_what_foretoken_maps_loads() -> None:
+    """Experts may be larger than a CPU's memory, in one process."""
+    alone = PlanSettings(target="qwen3-235b-a22b", quantization="bf16", device="epyc-9654",
+                         engine="foretoken", utilization=0.3)  # fmt: skip
+    two = replace(alone, tensor_parallel_size=2)
+    assert "keeps experts on the disk" in page(build_plan(alone))
+    assert "does not load" in page(build_plan(two))

@@ -45,9 +45,11 @@ def _kv_budget(context: PlanContext) -> Found:
     plan, asked = context.speculating, context.setup.settings
     small = {"vllm": "fp8", "llama.cpp": "q8_0", "foretoken": "int8"}[asked.engine]
     if plan.kv_pool_bytes <= 0:
-        alone = context.plain.fullest_rank_bytes
+        alone, setup = context.plain.fullest_rank_bytes, context.setup
+        maps = setup.in_processes and setup.tp == 1 and setup.target.num_experts
+        lacks = "keeps experts on the disk and waits for it" if maps else "does not load"
         message = (
-            f"does not load: {plan.fullest_rank_bytes / 1e9:.1f} GB of weights on a rank that may "
+            f"{lacks}: {plan.fullest_rank_bytes / 1e9:.1f} GB of weights on a rank that may "
             f"hold {plan.rank_limit_bytes / 1e9:.1f} GB"
         )
         remedy = "more devices, a smaller quantization"

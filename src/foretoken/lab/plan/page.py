@@ -170,15 +170,6 @@ STYLES = {"error": "bold red", "warning": "yellow", "note": "dim", "ok": "green"
 def details(plan: SpeculationPlan) -> Iterator[RenderableType]:
     if plan.setup.method != "none":
         yield _speed_table(plan.prediction)
-    if reads := list(expert_reads(plan.setup)):
-        table = make_table(
-            f"Experts that a step reads, of {plan.setup.target.num_experts}",
-            "rows", "experts of a layer", "weights GB", "tokens to break even", left=0,
-        )  # fmt: skip
-        for one in reads:
-            cells = (one["rows"], one["experts"], one["bytes"] / 1e9, one["break_even_tokens"])
-            table.add_row(*(f"{cell:.4g}" for cell in cells))
-        yield table
     table = make_table("Checks", "level", "check", "what", left=3)
     for finding in plan.findings:
         text = Text(finding.message)
@@ -258,9 +249,24 @@ def _parts(plan: SpeculationPlan, width: int) -> Iterator[RenderableType]:
             said = f"{plan.instead} is there and expected to gain more: --method {plan.instead}."
             yield Text(said, style="bold")
     yield _times(plan)
+    yield from _experts(setup)
     yield from _fits(plan, width)
     yield Text(_memory(plan), style="dim")
     yield from _warnings(plan)
+
+
+def _experts(setup: Setup) -> Iterator[Table]:
+    reads = list(expert_reads(setup))
+    if not reads:
+        return
+    table = make_table(
+        f"Experts that a step reads, of {setup.target.num_experts}",
+        "rows", "experts of a layer", "weights GB", "V: tokens to break even", left=0,
+    )  # fmt: skip
+    for one in reads:
+        cells = (one["rows"], one["experts"], one["bytes"] / 1e9, one["break_even_tokens"])
+        table.add_row(*(f"{cell:.4g}" for cell in cells))
+    yield table
 
 
 def _asked(plan: SpeculationPlan) -> str:
