@@ -19,6 +19,11 @@ _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 """Parameters of glibc's mallopt."""
 _NO_RESERVE = 0x4000
 """Linux's MAP_NORESERVE."""
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", ""),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+)
+"""Limit, what is used, and what names in memory.stat begin with: of version 2, and of version 1."""
 _LARGE_BLOCK = 8 << 20
 """Larger than what packing makes for a piece of a matrix: 4 MiB as floats."""
 
@@ -81,16 +86,13 @@ class Gpus:
 
 
 def usable_cores() -> int:
-    """Cores that this process may keep busy: its affinity, and its cgroup's share rounded up."""
+    """Cores that this process may keep busy: its affinity, and its control group's share."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    share = quota.read_text().split() if quota.is_file() else []
-    if len(share) == 2 and share[0].isdigit():
-        cores = min(cores, -(-int(share[0]) // int(share[1])))
-    return max(1, cores)
+    share = _cores_left()
+    return max(1, cores if share is None else min(cores, share))
 
 
 def user_caches() -> Path:
@@ -178,10 +180,56 @@ def _free_memory() -> int:
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 limits = [int(line.split()[1]) << 10]
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.is_file() and used.is_file() and limit.read_text().strip().isdigit():
-        limits.append(max(0, int(limit.read_text()) - int(used.read_text())))
-    return min(limits)
+    left = _memory_left()
+    return min(limits if left is None else [*limits, left])
+
+
+def _memory_left() -> int | None:
+    """Bytes that the tightest group leaves; files that it has read are no use, since the kernel
+    forgets them when it has to, as in MemAvailable. None: there is no limit."""
+    left = []
+    for folder in _groups("memory"):
+        for limit, used, prefix in _MEMORY_FILES:
+            most, now = _said(folder / limit), _said(folder / used)
+            if most.isdigit() and now.isdigit():
+                stat = dict(map(str.split, _said(folder / "memory.stat").splitlines()))
+                files = sum(int(stat.get(f"{prefix}{one}active_file", 0)) for one in ("", "in"))
+                left.append(max(0, int(most) - max(0, int(now) - files)))
+    return min(left, default=None)
+
+
+def _cores_left() -> int | None:
+    """Cores that the tightest group lets be busy, rounded up; None: there is no limit."""
+    shares = []
+    for folder in _groups("cpu"):
+        shares.append(_said(folder / "cpu.max").split())
+        shares.append([_said(folder / f"cpu.cfs_{one}_us") for one in ("quota", "period")])
+    given = [share for share in shares if len(share) == 2 and all(map(str.isdigit, share))]
+    return min((-(-int(quota) // int(period)) for quota, period in given), default=None)
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """Folders of this process's control group and of those around it (of containers, slices of
+    systemd, batch systems): of version 2, and of version 1's controller. What a container says of
+    its own may not be there; what it sees as the root is.
+
+    Source: the kernel's admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst."""
+    own = {"": "", controller: ""}
+    for line in _said(Path("/proc/self/cgroup")).splitlines():
+        _, names, path = line.split(":", 2)
+        own |= {name: path for name in names.split(",") if name in own}
+    for mounted, name in (("", ""), ("/unified", ""), (f"/{controller}", controller)):
+        parts = [part for part in own[name].split("/") if part]
+        for count in range(len(parts), -1, -1):
+            yield Path("/".join((f"/sys/fs/cgroup{mounted}", *parts[:count])))
+
+
+def _said(file: Path) -> str:
+    """What stands in it; nothing if it cannot be read."""
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
 
 
 def check_temporary_folder() -> None:

@@ -66,6 +66,48 @@ def test_memory_of_a_container(files: Path) -> None:
     assert Hardware.detect().free_memory == 2_000_000
     write(files, memory_current="4000000")
     assert Hardware.detect().free_memory == 0, "more is used than is allowed"
+    write(files, memory_stat="anon 7\ninactive_file 1400000\nactive_file 100000\nfile 9000000")
+    assert Hardware.detect().free_memory == 500_000, "the kernel forgets files first"
+
+
+def test_groups_within_groups(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices of systemd and jobs of a batch system, of both versions: the tightest counts. A path
+    that a container does not see is its root."""
+    cores(8, monkeypatch)
+    names = files / "proc" / "self" / "cgroup"
+    names.parent.mkdir(parents=True)
+    names.write_text("4:memory:/jobs/one\n2:cpu,cpuacct:/jobs/one\n0::/user.slice/own.scope\n")
+    mounted = files / "sys" / "fs" / "cgroup"
+    said = {
+        "user.slice/memory.max": "5000000",
+        "user.slice/memory.current": "1000000",
+        "user.slice/own.scope/memory.max": "max",
+        "user.slice/own.scope/memory.current": "900000",
+        "user.slice/own.scope/cpu.max": "max 100000",
+        "memory/jobs/one/memory.limit_in_bytes": "9223372036854771712",
+        "memory/jobs/one/memory.usage_in_bytes": "900000",
+        "cpu/jobs/one/cpu.cfs_quota_us": "-1",
+        "cpu/jobs/one/cpu.cfs_period_us": "100000",
+    }
+
+    def say() -> tuple[int, int]:
+        for name, text in said.items():
+            (mounted / name).parent.mkdir(parents=True, exist_ok=True)
+            (mounted / name).write_text(text)
+        found = Hardware.detect()
+        return found.free_memory, found.num_cores
+
+    assert say() == (4_000_000, 8)
+    said["memory/jobs/memory.limit_in_bytes"] = "3000000"
+    said["memory/jobs/memory.usage_in_bytes"] = "2000000"
+    said["memory/jobs/memory.stat"] = "total_inactive_file 400000"
+    said["cpu/jobs/cpu.cfs_quota_us"] = "250000"
+    said["cpu/jobs/cpu.cfs_period_us"] = "100000"
+    assert say() == (1_400_000, 3)
+    names.write_text("4:memory:/elsewhere\n2:cpu:/elsewhere\n0::/elsewhere\n")
+    assert say() == (8 << 30, 8), "nothing of the others' counts"
+    said["memory/memory.limit_in_bytes"], said["memory/memory.usage_in_bytes"] = "700000", "1"
+    assert say() == (699_999, 8)
 
 
 @pytest.mark.parametrize(
