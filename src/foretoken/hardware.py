@@ -216,10 +216,10 @@ def _groups(controller: str) -> Iterator[Path]:
     Source: the kernel's admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst."""
     own = {"": "", controller: ""}
     for line in _said(Path("/proc/self/cgroup")).splitlines():
-        _, names, path = line.split(":", 2)
-        own |= {name: path for name in names.split(",") if name in own}
+        _, names, path = f"{line}::".split(":", 2)
+        own |= {name: path.removesuffix("::") for name in names.split(",") if name in own}
     for mounted, name in (("", ""), ("/unified", ""), (f"/{controller}", controller)):
-        parts = [part for part in own[name].split("/") if part]
+        parts = [part for part in own[name].split("/") if part not in ("", "..")]
         for count in range(len(parts), -1, -1):
             yield Path("/".join((f"/sys/fs/cgroup{mounted}", *parts[:count])))
 
@@ -228,7 +228,7 @@ def _said(file: Path) -> str:
     """What stands in it; nothing if it cannot be read."""
     try:
         return file.read_text().strip()
-    except OSError:
+    except (OSError, ValueError):
         return ""
 
 

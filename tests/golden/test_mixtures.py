@@ -4,8 +4,10 @@ The guarded bugs: a term of a family's router or experts left out, another order
 another company of rows, a tie decided by luck, an expert read in another's place.
 """
 
+import errno
 import json
 import logging
+import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -29,9 +31,11 @@ from foretoken.errors import CheckpointError, ConfigError, UnsupportedModelError
 from foretoken.hardware import Hardware
 from foretoken.kernels.library import find_library
 from foretoken.layers.mixture import Mixture, MixtureBeside, Router
-from foretoken.models import checkpoint, weight_cache
+from foretoken.models import LoadOptions, checkpoint, weight_cache
 from foretoken.models.checkpoint import Checkpoint
 from foretoken.models.decoder import Decoder
+from foretoken.models.load import load_model
+from foretoken.models.packed_file import PackedWriter
 from foretoken.models.tensors import SpanLayout
 from foretoken.ops.linear import PlainLinear
 from foretoken.runtime.runner import Runner
@@ -432,7 +436,8 @@ def test_experts_that_memory_has_no_room_for(
     kind, changes = MIXTURES[case]
     write_checkpoint(tmp_path / "model", kind, {**changes, "vocab_size": WORDS})
     prompts, asked = make_prompts(3, 3), {"max_tokens": 16, "temperature": 0.0}
-    settings: dict[str, Any] = {"dtype": "float32", "max_model_len": 96, "max_num_seqs": 2}
+    settings: dict[str, Any] = {"dtype": "float32", "max_model_len": 96, "max_num_seqs": 2,
+                                "max_num_batched_tokens": 96}  # fmt: skip
 
     def start() -> tuple[Any, Any]:
         with LLM(str(tmp_path / "model"), speculative_config=None, **settings) as llm:
@@ -457,6 +462,38 @@ def test_experts_that_memory_has_no_room_for(
         assert (sum(forgotten) > mapped.mapped / 2) == first == bool(forgotten)
     assert caplog.text.count("of experts have no room and stay on the disk") == 3
     assert caplog.text.count("mapped\n") == 2
+
+
+@pytest.mark.skipif(find_library() is None, reason="only kernels pack weights")
+def test_packing_that_another_does_or_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes second waits, and packs if nothing came of it; a full disk is an error of ours."""
+    monkeypatch.setattr(weight_cache, "_LEAST_BYTES", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    kind, changes = MIXTURES["qwen3_moe"]
+    write_checkpoint(tmp_path / "model", kind, changes)
+    begin, begun = weight_cache.WeightCache.begin, list[bool]()
+
+    def begin_second(cache: Any) -> Any:
+        begun.append(True)
+        (weight_cache._made(weight_cache.packed_folder()) / cache.name).with_suffix(".tmp").touch()
+        return None if len(begun) == 1 else begin(cache)
+
+    def full(self: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    options = LoadOptions(
+        dtype=torch.float32, device=torch.device("cpu"), batch_invariant=True, page_size=16,
+        maps_experts=True,
+    )  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr(PackedWriter, "flush", full)
+        with pytest.raises(ConfigError, match="No space left"):
+            load_model(tmp_path / "model", options)
+    monkeypatch.setattr(weight_cache.WeightCache, "begin", begin_second)
+    load_model(tmp_path / "model", options)
+    assert len(begun) == 2
 
 
 @pytest.mark.slow
@@ -725,19 +762,6 @@ def test_files_that_lie(tmp_path: Path) -> None:
     rewritten(folder, lambda t: t.update({fused: t[fused][:-1].clone()}))
     with pytest.raises(CheckpointError, match=rf"{fused} \[7, 40, 48\].*\[8, ...\]"):
         open_runner(folder)
-
-
-def test_a_tensor_in_two_files(tmp_path: Path) -> None:
-    """Which of them is meant is not known."""
-    write_checkpoint(tmp_path, *MIXTURES["qwen3_moe"])
-    one, files = "model.layers.1.mlp.experts.3.up_proj.weight", [f"model-{i}" for i in range(2)]
-    tensors = load_file(tmp_path / "model.safetensors")
-    for name, content in zip(files, (tensors, {one: tensors[one] + 1}), strict=True):
-        save_file(content, tmp_path / f"{name}.safetensors")
-    shards = {**dict.fromkeys(tensors, f"{files[0]}.safetensors"), one: f"{files[1]}.safetensors"}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
-    with pytest.raises(CheckpointError, match=rf"{one} in model-0.* and in model-1"):
-        open_runner(tmp_path)
 
 
 def test_the_type_that_only_files_say(tmp_path: Path) -> None:

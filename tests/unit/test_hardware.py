@@ -108,6 +108,8 @@ def test_groups_within_groups(files: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert say() == (8 << 30, 8), "nothing of the others' counts"
     said["memory/memory.limit_in_bytes"], said["memory/memory.usage_in_bytes"] = "700000", "1"
     assert say() == (699_999, 8)
+    names.write_text("garbage\n\n0::/../..\n")
+    assert say() == (699_999, 8)
 
 
 @pytest.mark.parametrize(

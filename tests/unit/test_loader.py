@@ -137,6 +137,21 @@ def test_shards_load(folder: Path) -> None:
     assert torch.equal(load(folder).embedding.floats(), expected)
 
 
+def test_a_tensor_of_two_shards(folder: Path) -> None:
+    """The index says which counts; where it names neither, nothing does."""
+    expected = load(folder).embedding.floats()
+    where = shard(folder)
+    name = "model.embed_tokens.weight"
+    [other] = {"a.safetensors", "b.safetensors"} - {where[name]}
+    held = load_file(folder / other)
+    save_file({**held, name: torch.zeros_like(expected)}, folder / other)
+    assert torch.equal(load(folder).embedding.floats(), expected)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {k: v for k, v in where.items() if k != name}}))
+    with pytest.raises(CheckpointError, match="tensor stored twice"):
+        load(folder)
+
+
 def test_missing_shard(folder: Path) -> None:
     shard(folder)
     (folder / "b.safetensors").unlink()

@@ -399,7 +399,16 @@ def test_experts_that_do_not_fit_stay_mapped() -> None:
     assert budget.mapped == target.expert_bytes(2) > 50 << 30
     assert budget.need.weights == target.weight_bytes(2) - budget.mapped
     assert budget.total <= asked.free and budget.num_tokens >= 1024
-    assert budget_of(replace(asked, free=100 << 30)).mapped == 0
+    roomy = budget_of(replace(asked, free=100 << 30))
+    assert roomy.mapped == 0
+    near = replace(asked, free=roomy.need.fixed + (1 << 30))
+    assert budget_of(near).mapped == 0
+    for more in (Drafting(models=(target,), lookahead=4), None):
+        step = near.max_num_batched_tokens if more else 1 << 20
+        other = replace(near, drafting=more or Drafting(), max_num_batched_tokens=step)
+        assert "no speculative_config" in str(refused(other)) or more is None
+    for spare in (-1, 0, MIB):
+        assert budget_of(replace(asked, free=roomy.need.fixed + spare)).mapped > 0
     for other in (replace(asked, may_map=False), replace(asked, free=budget.need.fixed - MIB)):
         assert refused(other).field == "model"
     hardware = Hardware(

@@ -13,6 +13,8 @@ from foretoken.shape.memory_formula import Packs
 
 _SHORT_STEP = 512
 """Tokens of a step whose activations take little."""
+_SHORT_CONTEXT = 4096
+"""Tokens that memory is to have room for, else experts are mapped."""
 
 
 def budget_of(facts: MemoryFacts) -> Budget:
@@ -23,7 +25,7 @@ def budget_of(facts: MemoryFacts) -> Budget:
     if field is None:
         return budget
     mapping = replace(facts, maps=True)
-    if facts.may_map and budget.need.fixed > facts.free and _works(mapping):
+    if facts.may_map and not _works(_least(facts)) and _works(mapping):
         return plan_pages(mapping)
     if field == "model" and _longest(facts):
         field = "max_model_len"
@@ -39,6 +41,14 @@ def budget_of(facts: MemoryFacts) -> Budget:
 
 def _works(facts: MemoryFacts) -> bool:
     return shortage_of(facts, plan_pages(facts)) is None
+
+
+def _least(facts: MemoryFacts) -> MemoryFacts:
+    """The target alone, in short steps, for a short context: what asks for more is refused, with
+    what would work, before experts go to the disk for it."""
+    short = _shorter(facts, min(_SHORT_CONTEXT, facts.max_model_len))
+    step = min(_SHORT_STEP, facts.max_num_batched_tokens)
+    return replace(short, drafting=Drafting(), max_num_batched_tokens=step, kv_bytes=None)
 
 
 def _alternatives(facts: MemoryFacts, budget: Budget) -> Iterator[tuple[str, MemoryFacts]]:

@@ -162,6 +162,8 @@ def _key_of(config: ResolvedConfig, runner: Runner, members: Mapping[str, Member
         types.append(f"{user.tensor_parallel_size} ranks")
     if user.pipeline_parallel_size > 1:
         types.append(f"{user.pipeline_parallel_size} stages")
+    if config.budget.mapped:
+        types.append("experts on the disk")
     drafters = (sorted((name, one.max_drafts) for name, one in members.items()), speculative)
     return CostKey(
         model=shape,

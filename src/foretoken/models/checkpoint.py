@@ -42,6 +42,10 @@ _TYPES = {
     "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
 }
 _DERIVED = (".rotary_emb.inv_freq",)
 """Buffers that old checkpoints carry and that follow from the config."""
@@ -146,13 +150,22 @@ def weight_files(folder: Path) -> list[Path]:
     raise CheckpointError("weights", str(folder), allowed)
 
 
+def _index(folder: Path, name: str) -> dict[str, str]:
+    """The shard of each tensor, by the index beside them; nothing where there is none."""
+    index = folder / f"{name}.index.json"
+    if not index.is_file():
+        return {}
+    files = read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(shard, str) for shard in files.values()):
+        raise CheckpointError(index.name, files, "a weight_map from tensors to files")
+    return files
+
+
 def _shards(folder: Path, name: str) -> list[Path]:
     index = folder / f"{name}.index.json"
     if not index.is_file():
         return [folder / name] if (folder / name).is_file() else []
-    files = read_json(index).get("weight_map")
-    if not isinstance(files, dict) or not all(isinstance(shard, str) for shard in files.values()):
-        raise CheckpointError(index.name, files, "a weight_map from tensors to files")
+    files = _index(folder, name)
     paths = [folder / shard for shard in sorted(set(files.values()))]
     for path in paths:
         if not path.is_file():
@@ -173,12 +186,15 @@ def _open(path: Path) -> WeightFile:
     return opened
 
 
-def _add(files: dict[str, Path], name: str, path: Path) -> None:
-    """Note where a tensor lies. Raises CheckpointError: it lies somewhere else too."""
-    if name in files:
-        given = f"{name} in {files[name].name} and in {path.name}"
+def _add(files: dict[str, Path], name: str, path: Path, indexed: str | None = None) -> None:
+    """Note where a tensor lies; of two places that which the index names. Raises CheckpointError:
+    it names neither."""
+    other = files.get(name)
+    if other is not None and indexed not in (other.name, path.name):
+        given = f"{name} in {other.name} and in {path.name}"
         raise CheckpointError("tensor stored twice", given, "one tensor of each name")
-    files[name] = path
+    if other is None or indexed == path.name:
+        files[name] = path
 
 
 class Checkpoint:
@@ -212,10 +228,11 @@ class Checkpoint:
         self._library = backend_for(device).library
         self._files: dict[str, Path] = {}
         self._open = open_files(folder, dtype)
+        index = _index(folder, _SAFETENSORS)
         for path, handle in self._open.items():
             for name in handle.keys():
                 if not name.endswith(_DERIVED):
-                    _add(self._files, name, path)
+                    _add(self._files, name, path, index.get(name))
         outer = find_multimodal(around)
         self._stored_as = {} if outer is None else outer.names(self._files)
         if outer is not None:

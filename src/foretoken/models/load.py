@@ -85,18 +85,27 @@ def write_packed(folder: Path, options: LoadOptions) -> Path | None:
 def _pack_first(
     folder: Path, shape: ModelShape, options: LoadOptions, cache: WeightCache | None
 ) -> PackedFile:
-    """The file of packed weights that memory has no room for, written layer by layer and mapped.
-    Raises ConfigError: it could not be written."""
-    writing = None if cache is None else cache.begin()
-    if writing is not None:
-        _load(folder, shape, options, writing)
-        writing.wait()
-    file = None if cache is None else cache.find(stays_mapped=True)
-    if file is None:
-        allowed = f"weights that memory has room for; or room on the disk of {packed_folder()}, "
-        allowed += f"and {VARIABLE} large enough, for a packed file that is mapped"
-        raise ConfigError("model", str(folder), allowed)
-    return file
+    """The file of packed weights that memory has no room for, written layer by layer and mapped,
+    by this process or by another that does it now. Raises ConfigError: it could not be written."""
+    why, size = "", 0.0
+    if cache is not None:
+        size = cache.num_bytes / 2**30
+        writing = cache.begin()
+        if writing is None and cache.await_other():
+            if (file := cache.find(stays_mapped=True)) is not None:
+                return file
+            writing = cache.begin()
+        try:
+            if writing is not None:
+                _load(folder, shape, options, writing)
+                writing.wait()
+        except OSError as error:  # of the disk; what is wrong with the checkpoint has its own
+            why = f" ({error})"
+        if (file := cache.find(stays_mapped=True)) is not None:
+            return file
+    allowed = f"weights that memory has room for; or {size:.1f} GiB on the disk of "
+    allowed += f"{packed_folder()}, and {VARIABLE} as large, for a packed file that is mapped{why}"
+    raise ConfigError("model", str(folder), allowed)
 
 
 def _load(

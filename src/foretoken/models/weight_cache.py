@@ -11,6 +11,7 @@ A builder asks for tensors and makes linear layers in an order that follows from
 `CachedWeightSource` what was written, and matrices without contents.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -32,7 +33,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import ConfigError
-from foretoken.hardware import advise_memory, trim_heap, user_caches
+from foretoken.hardware import Hardware, advise_memory, trim_heap, user_caches
 from foretoken.kernels.build import library_path
 from foretoken.kernels.library import Library
 from foretoken.kernels.linear import Packed
@@ -322,8 +323,9 @@ class WeightCache:
                 continue
             except (BrokenFileError, OSError, ValueError) as error:  # no file can be mapped empty
                 logger.warning("packed weights of %s are made anew: %s", self.model, error)
-                with suppress(OSError):
-                    path.unlink()
+                if getattr(error, "errno", None) != errno.ENOMEM:
+                    with suppress(OSError):
+                        path.unlink()
                 continue
             with suppress(OSError):
                 used = (time.time_ns(), path.stat().st_mtime_ns)
@@ -346,6 +348,17 @@ class WeightCache:
         except OSError as error:
             logger.warning("packed weights of %s are not kept: %s", self.model, error)
             return None
+
+    def await_other(self) -> bool:
+        """Wait while another process writes the file; False: none does."""
+        temporary = (packed_folder() / self.name).with_suffix(_TEMPORARY)
+        try:
+            with temporary.open("rb") as file:
+                logger.info("packed weights of %s: waiting for who writes them", self.model)
+                fcntl.flock(file, fcntl.LOCK_SH)
+        except OSError:
+            return False
+        return True
 
     def begin_beside(self) -> "PackedWriting | None":
         """Write the file beside the checkpoint; None: another process writes it. Raises OSError:
@@ -478,10 +491,12 @@ def _settle_later(path: Path) -> None:
     """Have a whole file on the disk, and in huge pages for whoever maps it next.
 
     Within this boot it is believed without the one, and it is copied without the other, so nobody
-    waits for a disk.
+    waits for a disk. One that memory has no room for is left alone.
     """
 
     def settle() -> None:
+        if path.stat().st_size > Hardware.detect().free_memory:
+            return
         mark_on_disk(path)
         bring_back_in_huge_pages(path)
 

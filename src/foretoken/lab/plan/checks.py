@@ -46,7 +46,9 @@ def _kv_budget(context: PlanContext) -> Found:
     small = {"vllm": "fp8", "llama.cpp": "q8_0", "foretoken": "int8"}[asked.engine]
     if plan.kv_pool_bytes <= 0:
         alone, setup = context.plain.fullest_rank_bytes, context.setup
-        maps = setup.in_processes and setup.tp == 1 and setup.target.num_experts
+        experts = setup.target.expert_params * setup.quantization.stored_bytes
+        maps = setup.in_processes and setup.tp == 1 and alone >= plan.rank_limit_bytes
+        maps &= 0 < plan.fullest_rank_bytes - experts < plan.rank_limit_bytes and experts > 0
         lacks = "keeps experts on the disk and waits for it" if maps else "does not load"
         message = (
             f"{lacks}: {plan.fullest_rank_bytes / 1e9:.1f} GB of weights on a rank that may "
