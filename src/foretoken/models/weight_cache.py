@@ -495,8 +495,9 @@ def _settle_later(path: Path) -> None:
     """
 
     def settle() -> None:
-        if path.stat().st_size > Hardware.detect().free_memory:
-            return
+        with suppress(OSError):  # it is gone
+            if path.stat().st_size > Hardware.detect().free_memory:
+                return
         mark_on_disk(path)
         bring_back_in_huge_pages(path)
 
