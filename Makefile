@@ -8,7 +8,7 @@
 #                  Triton to that of the tests. Says so and ends well where there is no Triton to be had
 # make test-without-kernels   tests of models and promises on PyTorch's operations alone
 # make fuzz        the C kernels under sanitizers
-# make test-gpu-twins   the promises over a GPU's steps, on a CPU by twins of the kernels (an hour)
+# make test-gpu-twins   the promises over a GPU's steps, on a CPU by twins of the kernels (3 minutes; with -m slow 20)
 # make test-speculators   heads against the `speculators` package, in an environment of its own
 # make test-ray    replicas that Ray Serve starts, in an environment that adds Ray to that of the tests
 # make test-pythons   make test with each of PYTHONS, in an environment of its own (5 GB where
