@@ -106,8 +106,7 @@ def user_caches() -> Path:
 
 def anonymous_memory(process: int | str = "self") -> int | None:
     """Bytes of memory of its own that a process has; None: this system does not say."""
-    status = Path(f"/proc/{process}/status")
-    found = re.search(r"RssAnon:\s+(\d+) kB", status.read_text()) if status.exists() else None
+    found = re.search(r"RssAnon:\s+(\d+) kB", _said(Path(f"/proc/{process}/status")))
     return int(found[1]) << 10 if found else None
 
 
@@ -165,23 +164,16 @@ def trim_heap() -> bool:
 
 
 def _read_cpuinfo() -> dict[str, str]:
-    path = Path("/proc/cpuinfo")
-    if not path.is_file():
-        return {}
-    first = path.read_text().split("\n\n")[0]
+    first = _said(Path("/proc/cpuinfo")).split("\n\n")[0]
     pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
     return {key.strip(): value.strip() for key, value in pairs}
 
 
 def _free_memory() -> int:
-    limits = [8 << 30]
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                limits = [int(line.split()[1]) << 10]
+    found = re.search(r"^MemAvailable:\s+(\d+)", _said(Path("/proc/meminfo")), re.MULTILINE)
+    free = int(found[1]) << 10 if found else 8 << 30
     left = _memory_left()
-    return min(limits if left is None else [*limits, left])
+    return free if left is None else min(free, left)
 
 
 def _memory_left() -> int | None:
@@ -215,9 +207,9 @@ def _groups(controller: str) -> Iterator[Path]:
 
     Source: the kernel's admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst."""
     own = {"": "", controller: ""}
-    for line in _said(Path("/proc/self/cgroup")).splitlines():
-        _, names, path = f"{line}::".split(":", 2)
-        own |= {name: path.removesuffix("::") for name in names.split(",") if name in own}
+    lines = re.findall(r"^\d+:([^:]*):(.*)$", _said(Path("/proc/self/cgroup")), re.MULTILINE)
+    for names, path in lines:
+        own |= {name: path for name in names.split(",") if name in own}
     for mounted, name in (("", ""), ("/unified", ""), (f"/{controller}", controller)):
         parts = [part for part in own[name].split("/") if part not in ("", "..")]
         for count in range(len(parts), -1, -1):

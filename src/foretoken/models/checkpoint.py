@@ -150,11 +150,11 @@ def weight_files(folder: Path) -> list[Path]:
     raise CheckpointError("weights", str(folder), allowed)
 
 
-def _index(folder: Path, name: str) -> dict[str, str]:
-    """The shard of each tensor, by the index beside them; nothing where there is none."""
+def _index(folder: Path, name: str) -> dict[str, str] | None:
+    """The shard of each tensor, by the index beside them; None: there is no index."""
     index = folder / f"{name}.index.json"
     if not index.is_file():
-        return {}
+        return None
     files = read_json(index).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(shard, str) for shard in files.values()):
         raise CheckpointError(index.name, files, "a weight_map from tensors to files")
@@ -162,14 +162,14 @@ def _index(folder: Path, name: str) -> dict[str, str]:
 
 
 def _shards(folder: Path, name: str) -> list[Path]:
-    index = folder / f"{name}.index.json"
-    if not index.is_file():
-        return [folder / name] if (folder / name).is_file() else []
     files = _index(folder, name)
+    if files is None:
+        return [folder / name] if (folder / name).is_file() else []
     paths = [folder / shard for shard in sorted(set(files.values()))]
     for path in paths:
         if not path.is_file():
-            raise CheckpointError("missing shard", path.name, f"the files that {index.name} names")
+            allowed = f"the files that {name}.index.json names"
+            raise CheckpointError("missing shard", path.name, allowed)
     return paths
 
 
@@ -228,7 +228,7 @@ class Checkpoint:
         self._library = backend_for(device).library
         self._files: dict[str, Path] = {}
         self._open = open_files(folder, dtype)
-        index = _index(folder, _SAFETENSORS)
+        index = _index(folder, _SAFETENSORS) or {}
         for path, handle in self._open.items():
             for name in handle.keys():
                 if not name.endswith(_DERIVED):

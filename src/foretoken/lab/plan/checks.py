@@ -47,8 +47,8 @@ def _kv_budget(context: PlanContext) -> Found:
     if plan.kv_pool_bytes <= 0:
         alone, setup = context.plain.fullest_rank_bytes, context.setup
         experts = setup.target.expert_params * setup.quantization.stored_bytes
-        maps = setup.in_processes and setup.tp == 1 and alone >= plan.rank_limit_bytes
-        maps &= 0 < plan.fullest_rank_bytes - experts < plan.rank_limit_bytes and experts > 0
+        maps = setup.in_processes and setup.tp == 1
+        maps = maps and plan.fullest_rank_bytes - experts < plan.rank_limit_bytes <= alone
         lacks = "keeps experts on the disk and waits for it" if maps else "does not load"
         message = (
             f"{lacks}: {plan.fullest_rank_bytes / 1e9:.1f} GB of weights on a rank that may "

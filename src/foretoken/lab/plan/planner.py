@@ -169,8 +169,6 @@ def _draft_outlook(context: PlanContext) -> DraftOutlook:
 
 _FLOATS = ("bf16", "fp16", "fp32")
 _MADE = ("int4", "mxfp4", "nvfp4")
-_READ = ("mxfp4", "mxfp4")
-"""What Foretoken reads of four-bit floats: a checkpoint that is published in them."""
 
 
 def ready_commands(setup: Setup, schedule: DraftSchedule, *, speculates: bool) -> dict[str, str]:
@@ -187,7 +185,9 @@ def _command(engine: str, setup: Setup, schedule: DraftSchedule) -> str:
     if setup.drafting is not None and (why := refusal(engine, setup.drafting)):
         return f"# {why}"
     weights, stored = setup.quantization.name, setup.target.quantization
-    if engine == "foretoken" and weights in ("mxfp4", "nvfp4") and (weights, stored) != _READ:
+    # Of four-bit floats it reads a checkpoint that is published in them.
+    reads = weights not in ("mxfp4", "nvfp4") or weights == stored == "mxfp4"
+    if engine == "foretoken" and not reads:
         return f"# Foretoken does not read {weights}"
     settings = {"model": setup.target.name, **_settings(engine, setup)}
     drafting = None if setup.drafting is None else _drafting(engine, setup, schedule)
